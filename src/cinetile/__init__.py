@@ -1,0 +1,39 @@
+"""Structured spatio-temporal sparse attention for video diffusion, in JAX."""
+
+from importlib.metadata import version
+
+from cinetile.attention import attention
+from cinetile.grid import TokenGrid, TokenOrder
+from cinetile.kernels import ImplementationStatus, implementations, reference_rows
+from cinetile.masks import (
+    Mask,
+    dense_mask,
+    density_from_width,
+    spatial_mask,
+    svg_mask,
+    temporal_mask,
+    width_from_density,
+)
+from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
+
+__version__ = version("cinetile")
+
+__all__ = [
+    "ImplementationStatus",
+    "Mask",
+    "PlanStats",
+    "TileKind",
+    "TilePlan",
+    "TokenGrid",
+    "TokenOrder",
+    "attention",
+    "dense_mask",
+    "density_from_width",
+    "implementations",
+    "plan_tiles",
+    "reference_rows",
+    "spatial_mask",
+    "svg_mask",
+    "temporal_mask",
+    "width_from_density",
+]

@@ -1,0 +1,164 @@
+"""`attention`: the one call through which every implementation runs."""
+
+import functools
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from cinetile import _checks
+from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.registry import select_implementation
+from cinetile.plans import TilePlan
+
+_DTYPES = ("float32", "bfloat16")
+_AXES = ("batch", "tokens", "heads", "head_dim")
+
+
+@overload
+def attention(
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    plan: TilePlan | Sequence[TilePlan],
+    *,
+    routes: Int[Array, "batch heads"] | np.ndarray | None = ...,
+    scale: float | None = ...,
+    implementation: str | Sequence[str] | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Float[Array, "batch tokens heads head_dim"]: ...
+@overload
+def attention(
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    plan: TilePlan | Sequence[TilePlan],
+    *,
+    routes: Int[Array, "batch heads"] | np.ndarray | None = ...,
+    scale: float | None = ...,
+    implementation: str | Sequence[str] | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]: ...
+def attention(
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    plan: TilePlan | Sequence[TilePlan],
+    *,
+    routes: Int[Array, "batch heads"] | np.ndarray | None = None,
+    scale: float | None = None,
+    implementation: str | Sequence[str] | None = None,
+    return_lse: bool = False,
+) -> (
+    Float[Array, "batch tokens heads head_dim"]
+    | tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]
+):
+    """Scaled dot-product self-attention over the tiles of a plan.
+
+    Arrays are laid out as in `jax.nn.dot_product_attention` and stand in frame-major order,
+    going in and coming out; moving them to the orders that a mask prefers is done inside.
+
+    Args:
+        query: queries, float32 or bfloat16.
+        key: keys, of the same shape and dtype.
+        value: values, of the same shape and dtype.
+        plan: what to visit; one plan, or several on one token grid of which `routes` picks one
+            for each head.
+        routes: index into the plans for each head of each batch row. May be traced; then an
+            index out of range counts as the nearest one in range.
+        scale: factor on the logits; `1 / sqrt(head_dim)` by default.
+        implementation: None for the best that can run here, a name, or a sequence of names of
+            which the first that can run is taken. See `implementations`.
+        return_lse: whether to return the log-sum-exp as well.
+
+    Returns:
+        The output in the dtype of `query`; with `return_lse` also the natural log-sum-exp of
+        each query's scaled and kept logits, float32.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes do not fit each other or the plan's grid, or a value is out of range.
+        NotImplementedError: no implementation that was named can run this call.
+    """
+    plans = _check_plans(plan)
+    _check_arrays(query, key, value, plans[0])
+    batch, _, heads, head_dim = query.shape
+    routes = _check_routes(routes, batch, heads, len(plans))
+    scale = head_dim**-0.5 if scale is None else _checks.finite("scale", scale)
+    request = AttentionRequest(batch, heads, head_dim, str(query.dtype), plans)
+    chosen = select_implementation(implementation, request)
+    output, lse = _attend(chosen, query, key, value, routes, plans, scale)
+    return (output, lse) if return_lse else output
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+def _attend(
+    chosen: Implementation,
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    routes: Int[Array, "batch heads"] | None,
+    plans: tuple[TilePlan, ...],
+    scale: float,
+) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+    return chosen.attend(query, key, value, routes, plans=plans, scale=scale)
+
+
+def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
+    plans = (plan,) if isinstance(plan, TilePlan) else tuple(plan)
+    if not plans:
+        raise ValueError("plan must be a tile plan or a non-empty sequence of them, got none")
+    for one in plans:
+        if not isinstance(one, TilePlan):
+            raise TypeError(f"plan must hold tile plans, got {type(one).__name__}")
+        if one.grid != plans[0].grid:
+            raise ValueError(f"plan must hold plans on one grid, got {plans[0].grid}, {one.grid}")
+    return plans
+
+
+def _check_arrays(query: Array, key: Array, value: Array, plan: TilePlan) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have the axes {_AXES}, got shape {array.shape}")
+        if str(array.dtype) not in _DTYPES:
+            raise TypeError(f"{name} must be one of {', '.join(_DTYPES)}, got {array.dtype}")
+        if array.shape != query.shape or array.dtype != query.dtype:
+            raise ValueError(
+                f"{name} must have the shape and dtype of query, {query.shape} {query.dtype}, "
+                f"got {array.shape} {array.dtype}"
+            )
+        if 0 in array.shape:
+            raise ValueError(f"{name} must not be empty, got shape {array.shape}")
+    if query.shape[1] != plan.grid.num_tokens:
+        raise ValueError(
+            f"query, key and value must have the tokens of the plan's grid, {plan.grid}, "
+            f"got {query.shape[1]:,}; only self-attention takes a plan"
+        )
+
+
+def _check_routes(
+    routes: Int[Array, "batch heads"] | np.ndarray | None, batch: int, heads: int, num_plans: int
+) -> Int[Array, "batch heads"] | None:
+    if routes is None:
+        if num_plans > 1:
+            raise ValueError(f"routes must say which of the {num_plans} plans each head takes")
+        return None
+    if not hasattr(routes, "dtype"):
+        routes = np.asarray(routes)
+    if not jnp.issubdtype(routes.dtype, jnp.integer):
+        raise TypeError(f"routes must be integers, got {routes.dtype}")
+    if routes.shape != (batch, heads):
+        raise ValueError(f"routes must have the shape {(batch, heads)}, got {routes.shape}")
+    if not isinstance(routes, jax.core.Tracer):
+        lowest, highest = int(np.min(routes)), int(np.max(routes))
+        if lowest < 0 or highest >= num_plans:
+            raise ValueError(
+                f"routes must lie in [0, {num_plans}) for {num_plans} plans, "
+                f"got values from {lowest} to {highest}"
+            )
+    return jnp.asarray(routes, jnp.int32)

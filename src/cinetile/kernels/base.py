@@ -1,0 +1,77 @@
+"""What every attention implementation is and does."""
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Array, Float, Int
+
+from cinetile.plans import TilePlan
+
+
+@dataclass(frozen=True)
+class AttentionRequest:
+    """The static facts of one call, by which an implementation says whether it can take it.
+
+    Attributes:
+        batch: rows of the batch.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: name of the arrays' dtype, "float32" or "bfloat16".
+        plans: plans that a head can be routed to; all on one token grid.
+    """
+
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+    plans: tuple[TilePlan, ...]
+
+
+class Implementation(abc.ABC):
+    """One way to run attention over tile plans.
+
+    Subclasses take and return arrays in frame-major order; moving tokens to the orders that a
+    plan's mask prefers, and back, is their work, since some can do it on the fly.
+    """
+
+    name: ClassVar[str]
+    requirements: ClassVar[str]
+    """What it needs, in words, for tables and errors."""
+    automatic: ClassVar[bool] = True
+    """Whether it may be chosen where the caller names none."""
+
+    @abc.abstractmethod
+    def unavailable(self) -> str | None:
+        """Why it cannot run on this machine at all; None if it can."""
+
+    def unsupported(self, request: AttentionRequest) -> str | None:
+        """Why it cannot take this call; None if it can."""
+        del request
+        return None
+
+    @abc.abstractmethod
+    def attend(
+        self,
+        query: Float[Array, "batch tokens heads head_dim"],
+        key: Float[Array, "batch tokens heads head_dim"],
+        value: Float[Array, "batch tokens heads head_dim"],
+        routes: Int[Array, "batch heads"] | None,
+        *,
+        plans: tuple[TilePlan, ...],
+        scale: float,
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+        """Runs attention; arguments are checked already.
+
+        Args:
+            query: queries in frame-major order.
+            key: keys in frame-major order.
+            value: values in frame-major order.
+            routes: index into `plans` for each head, possibly traced; None where there is one.
+            plans: what each route visits.
+            scale: factor on the logits.
+
+        Returns:
+            The output in the dtype of `query` and the natural log-sum-exp of each row's scaled
+            and kept logits in float32.
+        """

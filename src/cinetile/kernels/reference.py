@@ -1,0 +1,116 @@
+"""The float64 reference that every other implementation is tested against."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from cinetile.kernels.base import Implementation
+from cinetile.plans import TilePlan
+
+# Logits are computed for as many rows at a time as fit into this many of them.
+_MAX_LOGITS = 1 << 23
+
+
+def reference_rows(
+    query: Float[np.ndarray, "tokens heads head_dim"],
+    key: Float[np.ndarray, "tokens heads head_dim"],
+    value: Float[np.ndarray, "tokens heads head_dim"],
+    plan: TilePlan,
+    rows: Int[np.ndarray, " rows"],
+    *,
+    scale: float | None = None,
+) -> tuple[Float[np.ndarray, "rows heads head_dim"], Float[np.ndarray, "rows heads"]]:
+    """Attention of some query rows over the pairs that a plan keeps, plainly and in float64.
+
+    Memory is O(tokens) however many rows are asked for, so sampled rows of large inputs can be
+    checked too.
+
+    Args:
+        query: queries in frame-major order, as all arrays here.
+        key: keys.
+        value: values.
+        plan: says which keys each row keeps.
+        rows: query positions.
+        scale: factor on the logits; `1 / sqrt(head_dim)` by default.
+
+    Returns:
+        Output and natural log-sum-exp of each row, float64.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    scale = head_dim**-0.5 if scale is None else scale
+    rows = np.asarray(rows)
+    placed_row = np.argsort(plan.mask.query_order.indices(plan.grid))[rows]
+    key_order = plan.mask.key_order.indices(plan.grid)
+    output = np.empty((rows.size, num_heads, head_dim))
+    lse = np.empty((rows.size, num_heads))
+    step = max(1, _MAX_LOGITS // num_tokens)
+    for head in range(num_heads):
+        placed_key, placed_value = (
+            np.asarray(array[key_order, head], np.float64) for array in (key, value)
+        )
+        for start in range(0, rows.size, step):
+            part = slice(start, start + step)
+            logits = scale * (np.asarray(query[rows[part], head], np.float64) @ placed_key.T)
+            kept = plan.kept_keys(placed_row[part])
+            logits = np.where(kept, logits, -np.inf)
+            maximum = logits.max(axis=1, keepdims=True)
+            weights = np.exp(logits - maximum)
+            total = weights.sum(axis=1, keepdims=True)
+            # A key that no row keeps must not matter, whatever its value is.
+            used_value = np.where(kept.any(axis=0)[:, None], placed_value, 0.0)
+            output[part, head] = weights @ used_value / total
+            lse[part, head] = (maximum + np.log(total))[:, 0]
+    return output, lse
+
+
+class ReferenceImplementation(Implementation):
+    """Runs `reference_rows` on the host for every row."""
+
+    name: ClassVar[str] = "reference"
+    requirements: ClassVar[str] = "nothing; float64 on the host, for checks"
+    automatic: ClassVar[bool] = False
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def attend(
+        self,
+        query: Float[Array, "batch tokens heads head_dim"],
+        key: Float[Array, "batch tokens heads head_dim"],
+        value: Float[Array, "batch tokens heads head_dim"],
+        routes: Int[Array, "batch heads"] | None,
+        *,
+        plans: tuple[TilePlan, ...],
+        scale: float,
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+        batch, num_tokens, heads, _ = query.shape
+        dtype = query.dtype
+
+        def on_host(
+            query: np.ndarray, key: np.ndarray, value: np.ndarray, routes: np.ndarray
+        ) -> tuple[np.ndarray, np.ndarray]:
+            output = np.empty(query.shape, dtype)
+            lse = np.empty((batch, num_tokens, heads), np.float32)
+            rows = np.arange(num_tokens)
+            for row, head in np.ndindex(batch, heads):
+                one_head = np.s_[row, :, head : head + 1]
+                output[one_head], lse[one_head] = reference_rows(
+                    *(np.asarray(array)[one_head] for array in (query, key, value)),
+                    plans[int(routes[row, head])],
+                    rows,
+                    scale=scale,
+                )
+            return output, lse
+
+        if routes is None:
+            routes = jnp.zeros((batch, heads), jnp.int32)
+        shapes = (
+            jax.ShapeDtypeStruct(query.shape, dtype),
+            jax.ShapeDtypeStruct((batch, num_tokens, heads), jnp.float32),
+        )
+        return jax.pure_callback(
+            on_host, shapes, query, key, value, routes, vmap_method="sequential"
+        )

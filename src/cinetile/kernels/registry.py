@@ -1,0 +1,87 @@
+"""The implementations that callers can choose from, and the choice itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.reference import ReferenceImplementation
+from cinetile.kernels.xla import XlaImplementation
+
+# In order of preference: the first one that can run is taken where the caller names none.
+_IMPLEMENTATIONS: tuple[Implementation, ...] = (XlaImplementation(), ReferenceImplementation())
+
+
+@dataclass(frozen=True)
+class ImplementationStatus:
+    """One row of `implementations()`.
+
+    Attributes:
+        name: what `attention(..., implementation=name)` takes.
+        available: whether it can run on this machine.
+        automatic: whether it may be chosen where the caller names none.
+        requirements: what it needs.
+        reason: why it is not available; None if it is.
+    """
+
+    name: str
+    available: bool
+    automatic: bool
+    requirements: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        state = "available" if self.available else f"not available: {self.reason}"
+        return f"{self.name}: {state} (needs {self.requirements})"
+
+
+def implementations() -> tuple[ImplementationStatus, ...]:
+    """Lists all implementations in order of preference, and why some cannot run here."""
+    statuses = []
+    for implementation in _IMPLEMENTATIONS:
+        reason = implementation.unavailable()
+        statuses.append(
+            ImplementationStatus(
+                implementation.name,
+                reason is None,
+                implementation.automatic,
+                implementation.requirements,
+                reason,
+            )
+        )
+    return tuple(statuses)
+
+
+def select_implementation(
+    choice: str | Sequence[str] | None, request: AttentionRequest
+) -> Implementation:
+    """Picks the implementation that runs a call.
+
+    Args:
+        choice: None for the first automatic one that can run, a name for exactly that one, or
+            a sequence of names for the first of them that can run.
+        request: what is to be run.
+
+    Raises:
+        ValueError: a name is unknown or the sequence is empty.
+        NotImplementedError: none of the named ones can run; says why for each.
+    """
+    known = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
+    if choice is None:
+        candidates = [one for one in _IMPLEMENTATIONS if one.automatic]
+    else:
+        names = [choice] if isinstance(choice, str) else list(choice)
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise ValueError(
+                f"implementation must be None, one of {', '.join(map(repr, known))} or a "
+                f"sequence of these, got {choice!r}"
+            )
+        candidates = [known[name] for name in names]
+
+    reasons = []
+    for candidate in candidates:
+        reason = candidate.unavailable() or candidate.unsupported(request)
+        if reason is None:
+            return candidate
+        reasons.append(f"{candidate.name}: {reason}")
+    raise NotImplementedError("no implementation can run this call: " + "; ".join(reasons))

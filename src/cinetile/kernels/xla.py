@@ -1,0 +1,65 @@
+"""The portable implementation: plain JAX, for any platform that XLA compiles for."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from cinetile.kernels.base import Implementation
+from cinetile.kernels.xla_tiles import tile_attention
+from cinetile.placement import place, restore
+from cinetile.plans import TilePlan
+
+
+class XlaImplementation(Implementation):
+    """Online softmax over a plan's tiles, one head after the other."""
+
+    name: ClassVar[str] = "xla"
+    requirements: ClassVar[str] = "nothing beyond JAX; any platform"
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def attend(
+        self,
+        query: Float[Array, "batch tokens heads head_dim"],
+        key: Float[Array, "batch tokens heads head_dim"],
+        value: Float[Array, "batch tokens heads head_dim"],
+        routes: Int[Array, "batch heads"] | None,
+        *,
+        plans: tuple[TilePlan, ...],
+        scale: float,
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+        batch, _, heads, _ = query.shape
+
+        def attend_head(
+            plan: TilePlan, query: Array, key: Array, value: Array
+        ) -> tuple[Array, Array]:
+            mask, grid = plan.mask, plan.grid
+            output, lse = tile_attention(
+                place(query, mask.query_order, grid, axis=0),
+                place(key, mask.key_order, grid, axis=0),
+                place(value, mask.key_order, grid, axis=0),
+                plan,
+                scale=scale,
+            )
+            return (
+                restore(output, mask.query_order, grid, axis=0),
+                restore(lse, mask.query_order, grid, axis=0),
+            )
+
+        def routed_head(arguments: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+            route, *arrays = arguments
+            branches = [lambda *arrays, plan=plan: attend_head(plan, *arrays) for plan in plans]
+            return jax.lax.switch(route, branches, *arrays)
+
+        if routes is None:
+            routes = jnp.zeros((batch, heads), jnp.int32)
+        per_head = [
+            array.swapaxes(1, 2).reshape(batch * heads, *array.shape[1:2], array.shape[3])
+            for array in (query, key, value)
+        ]
+        output, lse = jax.lax.map(routed_head, (routes.reshape(-1), *per_head))
+        output, lse = (array.reshape(batch, heads, *array.shape[1:]) for array in (output, lse))
+        return output.swapaxes(1, 2), lse.swapaxes(1, 2)
