@@ -2,6 +2,8 @@
 
 import math
 import operator
+import os
+from pathlib import Path
 from typing import SupportsIndex
 
 
@@ -52,3 +54,21 @@ def choice(name: str, value: object, options: tuple[str, ...]) -> str:
         listed = ", ".join(repr(option) for option in options)
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
     return value
+
+
+def strides(name: str, value: object) -> tuple[int, int, int]:
+    """Returns `value` as three positive ints (time, height, width), or raises an error."""
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise ValueError(f"{name} must be three integers (time, height, width), got {value!r}")
+    time, height, width = (
+        integer(f"{name}[{axis}]", entry, minimum=1) for axis, entry in enumerate(value)
+    )
+    return time, height, width
+
+
+def existing_file(name: str, value: str | os.PathLike[str]) -> Path:
+    """Returns `value` as the path of a file, or raises FileNotFoundError if there is none."""
+    path = Path(value)
+    if not path.is_file():
+        raise FileNotFoundError(f"{name} must be an existing file, got {os.fspath(value)!r}")
+    return path

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int

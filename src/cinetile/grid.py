@@ -1,7 +1,7 @@
 """The latent token grid of a video and the orders in which its tokens can stand."""
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -51,7 +51,7 @@ class TokenGrid:
         patch: tuple[int, int, int] = (1, 2, 2),
         text_tokens: int = 0,
         text_first: bool = False,
-    ) -> Self:
+    ) -> "TokenGrid":
         """Builds the grid of a video by the rounding rules of causal video autoencoders.
 
         The first frame is encoded alone and every further group of `vae[0]` frames becomes one
@@ -70,6 +70,7 @@ class TokenGrid:
         Raises:
             ValueError: a size is below one patch.
         """
+        vae, patch = _checks.strides("vae", vae), _checks.strides("patch", patch)
         num_frames = _checks.integer("num_frames", num_frames, minimum=1)
         height = _checks.integer("height", height, minimum=vae[1] * patch[1])
         width = _checks.integer("width", width, minimum=vae[2] * patch[2])

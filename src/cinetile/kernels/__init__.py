@@ -1,6 +1,6 @@
 """Attention kernels behind one interface."""
 
 from cinetile.kernels.reference import reference_rows
-from cinetile.kernels.registry import ImplementationStatus, implementations
+from cinetile.kernels.registry import ImplementationStatus, default_blocks, implementations
 
-__all__ = ["ImplementationStatus", "implementations", "reference_rows"]
+__all__ = ["ImplementationStatus", "default_blocks", "implementations", "reference_rows"]

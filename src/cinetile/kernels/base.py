@@ -51,6 +51,10 @@ class Implementation(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
+        """The `block_q` and `block_kv` that suit it where the caller has no wish."""
+
+    @abc.abstractmethod
     def attend(
         self,
         query: Float[Array, "batch tokens heads head_dim"],

@@ -40,7 +40,7 @@ def reference_rows(
         Output and natural log-sum-exp of each row, float64.
     """
     num_tokens, num_heads, head_dim = query.shape
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     rows = np.asarray(rows)
     placed_row = np.argsort(plan.mask.query_order.indices(plan.grid))[rows]
     key_order = plan.mask.key_order.indices(plan.grid)
@@ -53,15 +53,13 @@ def reference_rows(
         )
         for start in range(0, rows.size, step):
             part = slice(start, start + step)
-            logits = scale * (np.asarray(query[rows[part], head], np.float64) @ placed_key.T)
+            logits = factor * (np.asarray(query[rows[part], head], np.float64) @ placed_key.T)
             kept = plan.kept_keys(placed_row[part])
             logits = np.where(kept, logits, -np.inf)
             maximum = logits.max(axis=1, keepdims=True)
             weights = np.exp(logits - maximum)
             total = weights.sum(axis=1, keepdims=True)
-            # A key that no row keeps must not matter, whatever its value is.
-            used_value = np.where(kept.any(axis=0)[:, None], placed_value, 0.0)
-            output[part, head] = weights @ used_value / total
+            output[part, head] = weights @ placed_value / total
             lse[part, head] = (maximum + np.log(total))[:, 0]
     return output, lse
 
@@ -75,6 +73,10 @@ class ReferenceImplementation(Implementation):
 
     def unavailable(self) -> str | None:
         return None
+
+    def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
+        del num_tokens, dtype
+        return 128, 128
 
     def attend(
         self,
@@ -96,9 +98,11 @@ class ReferenceImplementation(Implementation):
             lse = np.empty((batch, num_tokens, heads), np.float32)
             rows = np.arange(num_tokens)
             for row, head in np.ndindex(batch, heads):
-                one_head = np.s_[row, :, head : head + 1]
+                one_head = (row, slice(None), slice(head, head + 1))
                 output[one_head], lse[one_head] = reference_rows(
-                    *(np.asarray(array)[one_head] for array in (query, key, value)),
+                    np.asarray(query)[one_head],
+                    np.asarray(key)[one_head],
+                    np.asarray(value)[one_head],
                     plans[int(routes[row, head])],
                     rows,
                     scale=scale,

@@ -51,6 +51,23 @@ def implementations() -> tuple[ImplementationStatus, ...]:
     return tuple(statuses)
 
 
+def default_blocks(
+    num_tokens: int, dtype: str, implementation: str | None = None
+) -> tuple[int, int]:
+    """The `block_q` and `block_kv` that suit an implementation where the caller has no wish.
+
+    Args:
+        num_tokens: tokens of the sequence.
+        dtype: "float32" or "bfloat16".
+        implementation: a name; by default the one that `attention` would choose here.
+
+    Raises:
+        ValueError: the name is unknown.
+        NotImplementedError: the implementation cannot run on this machine.
+    """
+    return _first_able(implementation, None).default_blocks(num_tokens, dtype)
+
+
 def select_implementation(
     choice: str | Sequence[str] | None, request: AttentionRequest
 ) -> Implementation:
@@ -65,6 +82,12 @@ def select_implementation(
         ValueError: a name is unknown or the sequence is empty.
         NotImplementedError: none of the named ones can run; says why for each.
     """
+    return _first_able(choice, request)
+
+
+def _first_able(
+    choice: str | Sequence[str] | None, request: AttentionRequest | None
+) -> Implementation:
     known = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
     if choice is None:
         candidates = [one for one in _IMPLEMENTATIONS if one.automatic]
@@ -80,7 +103,9 @@ def select_implementation(
 
     reasons = []
     for candidate in candidates:
-        reason = candidate.unavailable() or candidate.unsupported(request)
+        reason = candidate.unavailable()
+        if reason is None and request is not None:
+            reason = candidate.unsupported(request)
         if reason is None:
             return candidate
         reasons.append(f"{candidate.name}: {reason}")

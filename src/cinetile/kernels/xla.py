@@ -21,6 +21,10 @@ class XlaImplementation(Implementation):
     def unavailable(self) -> str | None:
         return None
 
+    def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
+        del num_tokens, dtype
+        return 512, 1024
+
     def attend(
         self,
         query: Float[Array, "batch tokens heads head_dim"],

@@ -112,7 +112,7 @@ def visited_tiles(mask: Mask, geometry: TileGeometry) -> Tiles:
     kept[unsure] = mask.count_kept(query_start, query_stop, key_start, key_stop)
 
     kind = tail_kind(geometry, kv)
-    partial = np.flatnonzero((0 < kept) & (kept < area))
+    partial = np.flatnonzero((kept > 0) & (kept < area))
     kind[partial] |= _crossing_edges(mask, geometry, q[partial], kv[partial])
     return Tiles(q, kv, kept, area, kind)[np.flatnonzero(kept)]
 

@@ -1,0 +1,49 @@
+# Every target works on a fresh machine: it first installs what it needs into $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL_INPUTS := pyproject.toml constraints.txt
+
+.PHONY: demo test lint types docs bench clean
+
+demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
+	@mkdir -p out
+	$(BIN)/cinetile ladder --video 81x720x1280 --clip sample --heads 1 --repeats 2 \
+	  --picture out/ladder.png --json out/ladder.json
+
+test: $(VENV)/.dev  ## the test suite
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.docs  ## the documentation as HTML in out/docs
+	$(BIN)/mkdocs build --strict --quiet --site-dir out/docs
+
+bench: $(VENV)/.bench  ## the figures in docs/measurements.md
+	$(BIN)/python -m benchmarks.portable_kernel
+
+clean:
+	rm -rf $(VENV) out
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) --editable '.[plot,video]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) --editable '.[plot,video,rivals]'
+	@touch $@

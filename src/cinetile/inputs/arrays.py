@@ -1,0 +1,53 @@
+"""The container of attention inputs, and the simplest way to fill it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from cinetile import _checks
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Inputs of one self-attention call, and where they came from.
+
+    Attributes:
+        query: Float32 queries `[batch, tokens, heads, head_dim]`, tokens in frame-major order.
+        key: Keys, shaped like `query`.
+        value: Values, shaped like `query`.
+        description: The source in words, for tables: `"random normal, seed 0"`.
+    """
+
+    query: Float[np.ndarray, "batch tokens heads head_dim"]
+    key: Float[np.ndarray, "batch tokens heads head_dim"]
+    value: Float[np.ndarray, "batch tokens heads head_dim"]
+    description: str
+
+
+def random_inputs(num_tokens: int, heads: int, head_dim: int, seed: int = 0) -> Inputs:
+    """Draws query, key and value from the standard normal distribution.
+
+    Args:
+        num_tokens: Tokens of the sequence.
+        heads: Attention heads.
+        head_dim: Channels of one head.
+        seed: Seed of the generator; equal arguments give equal arrays.
+
+    Returns:
+        Inputs of batch 1.
+
+    Raises:
+        TypeError: An argument is not an integer.
+        ValueError: A size is under 1, or the seed is negative.
+    """
+    shape = (
+        1,
+        _checks.integer("num_tokens", num_tokens, minimum=1),
+        _checks.integer("heads", heads, minimum=1),
+        _checks.integer("head_dim", head_dim, minimum=1),
+    )
+    seed = _checks.integer("seed", seed, minimum=0)
+    rng = np.random.default_rng(seed)
+    query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
+    return Inputs(query, key, value, f"random normal, seed {seed}")
