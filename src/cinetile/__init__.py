@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from cinetile.attention import attention
 from cinetile.grid import TokenGrid, TokenOrder
-from cinetile.kernels import ImplementationStatus, implementations, reference_rows
+from cinetile.kernels import ImplementationStatus, default_blocks, implementations, reference_rows
 from cinetile.masks import (
     Mask,
     dense_mask,
@@ -27,6 +27,7 @@ __all__ = [
     "TokenGrid",
     "TokenOrder",
     "attention",
+    "default_blocks",
     "dense_mask",
     "density_from_width",
     "implementations",

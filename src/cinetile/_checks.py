@@ -40,6 +40,14 @@ def finite(name: str, value: object) -> float:
     return number
 
 
+def positive(name: str, value: object) -> float:
+    """Returns `value` as a finite float above 0, or raises an error that names the argument."""
+    number = finite(name, value)
+    if number <= 0.0:
+        raise ValueError(f"{name} must be above 0, got {number}")
+    return number
+
+
 def fraction(name: str, value: object) -> float:
     """Returns `value` as a float in `(0, 1]`, or raises an error that names the argument."""
     number = finite(name, value)

@@ -15,41 +15,43 @@ from cinetile.kernels.base import AttentionRequest, Implementation
 from cinetile.kernels.registry import select_implementation
 from cinetile.plans import TilePlan
 
+AnyArray = Array | np.ndarray
+
 _DTYPES = ("float32", "bfloat16")
 _AXES = ("batch", "tokens", "heads", "head_dim")
 
 
 @overload
 def attention(
-    query: Float[Array, "batch tokens heads head_dim"],
-    key: Float[Array, "batch tokens heads head_dim"],
-    value: Float[Array, "batch tokens heads head_dim"],
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
     plan: TilePlan | Sequence[TilePlan],
     *,
-    routes: Int[Array, "batch heads"] | np.ndarray | None = ...,
+    routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
     implementation: str | Sequence[str] | None = ...,
     return_lse: Literal[False] = ...,
 ) -> Float[Array, "batch tokens heads head_dim"]: ...
 @overload
 def attention(
-    query: Float[Array, "batch tokens heads head_dim"],
-    key: Float[Array, "batch tokens heads head_dim"],
-    value: Float[Array, "batch tokens heads head_dim"],
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
     plan: TilePlan | Sequence[TilePlan],
     *,
-    routes: Int[Array, "batch heads"] | np.ndarray | None = ...,
+    routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
     implementation: str | Sequence[str] | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]: ...
 def attention(
-    query: Float[Array, "batch tokens heads head_dim"],
-    key: Float[Array, "batch tokens heads head_dim"],
-    value: Float[Array, "batch tokens heads head_dim"],
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
     plan: TilePlan | Sequence[TilePlan],
     *,
-    routes: Int[Array, "batch heads"] | np.ndarray | None = None,
+    routes: Int[AnyArray, "batch heads"] | None = None,
     scale: float | None = None,
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
@@ -70,7 +72,7 @@ def attention(
             for each head.
         routes: index into the plans for each head of each batch row. May be traced; then an
             index out of range counts as the nearest one in range.
-        scale: factor on the logits; `1 / sqrt(head_dim)` by default.
+        scale: factor on the logits, above 0; `1 / sqrt(head_dim)` by default.
         implementation: None for the best that can run here, a name, or a sequence of names of
             which the first that can run is taken. See `implementations`.
         return_lse: whether to return the log-sum-exp as well.
@@ -88,7 +90,7 @@ def attention(
     _check_arrays(query, key, value, plans[0])
     batch, _, heads, head_dim = query.shape
     routes = _check_routes(routes, batch, heads, len(plans))
-    scale = head_dim**-0.5 if scale is None else _checks.finite("scale", scale)
+    scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
     request = AttentionRequest(batch, heads, head_dim, str(query.dtype), plans)
     chosen = select_implementation(implementation, request)
     output, lse = _attend(chosen, query, key, value, routes, plans, scale)
@@ -98,9 +100,9 @@ def attention(
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _attend(
     chosen: Implementation,
-    query: Float[Array, "batch tokens heads head_dim"],
-    key: Float[Array, "batch tokens heads head_dim"],
-    value: Float[Array, "batch tokens heads head_dim"],
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
     plans: tuple[TilePlan, ...],
     scale: float,
@@ -109,7 +111,7 @@ def _attend(
 
 
 def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
-    plans = (plan,) if isinstance(plan, TilePlan) else tuple(plan)
+    plans = tuple(plan) if isinstance(plan, Sequence) else (plan,)
     if not plans:
         raise ValueError("plan must be a tile plan or a non-empty sequence of them, got none")
     for one in plans:
@@ -120,7 +122,7 @@ def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
     return plans
 
 
-def _check_arrays(query: Array, key: Array, value: Array, plan: TilePlan) -> None:
+def _check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, plan: TilePlan) -> None:
     for name, array in (("query", query), ("key", key), ("value", value)):
         if not isinstance(array, jax.Array | np.ndarray):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
@@ -143,7 +145,7 @@ def _check_arrays(query: Array, key: Array, value: Array, plan: TilePlan) -> Non
 
 
 def _check_routes(
-    routes: Int[Array, "batch heads"] | np.ndarray | None, batch: int, heads: int, num_plans: int
+    routes: Int[AnyArray, "batch heads"] | None, batch: int, heads: int, num_plans: int
 ) -> Int[Array, "batch heads"] | None:
     if routes is None:
         if num_plans > 1:
@@ -162,4 +164,4 @@ def _check_routes(
                 f"routes must lie in [0, {num_plans}) for {num_plans} plans, "
                 f"got values from {lowest} to {highest}"
             )
-    return jnp.asarray(routes, jnp.int32)
+    return jnp.clip(jnp.asarray(routes, jnp.int32), 0, num_plans - 1)

@@ -92,7 +92,7 @@ class ReferenceImplementation(Implementation):
         dtype = query.dtype
 
         def on_host(
-            query: np.ndarray, key: np.ndarray, value: np.ndarray, routes: np.ndarray
+            query: Array, key: Array, value: Array, routes: Array
         ) -> tuple[np.ndarray, np.ndarray]:
             output = np.empty(query.shape, dtype)
             lse = np.empty((batch, num_tokens, heads), np.float32)

@@ -46,7 +46,8 @@ class XlaImplementation(Implementation):
                 place(key, mask.key_order, grid, axis=0),
                 place(value, mask.key_order, grid, axis=0),
                 plan,
-                scale=scale,
+                scale,
+                False,
             )
             return (
                 restore(output, mask.query_order, grid, axis=0),

@@ -47,8 +47,8 @@ class Edge:
         Where the edge is everywhere or nowhere that high, the answer lies so far below or
         above every position that clipping it to a range of rows gives the right bound.
         """
-        wanted = np.asarray(key) - self.start
-        live_length = self._live(np.asarray(self.length))
+        wanted = key - self.start
+        live_length = self._live(np.array([self.length]))
         last = np.maximum(wanted, 1) - 1
         live_per_period = self.period - self.skipped
         position = last // live_per_period * self.period + last % live_per_period + self.skipped
@@ -83,7 +83,7 @@ class Edge:
         whole = live * self.period * (periods * (periods - 1) // 2)
         whole = whole + periods * (live * (live - 1) // 2)
         partial = periods * live * rest + above * (above - 1) // 2
-        beyond = np.maximum(position - self.length, 0) * self._live(np.asarray(self.length))
+        beyond = np.maximum(position - self.length, 0) * self._live(np.array([self.length]))
         return whole + partial + beyond
 
 

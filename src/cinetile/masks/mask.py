@@ -64,8 +64,8 @@ class Mask:
     @property
     def kept_pairs(self) -> int:
         """Query-key pairs that the mask keeps, exactly."""
-        zero, all_tokens = np.asarray(0), np.asarray(self.num_tokens)
-        return int(self.count_kept(zero, all_tokens, zero, all_tokens))
+        start, stop = np.array([0]), np.array([self.num_tokens])
+        return int(self.count_kept(start, stop, start, stop)[0])
 
     @property
     def density(self) -> float:

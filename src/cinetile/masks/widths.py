@@ -33,6 +33,8 @@ def width_from_density(
     text_tokens = _checks.integer("text_tokens", text_tokens, minimum=0, maximum=num_tokens)
     multiple = _checks.integer("multiple", multiple, minimum=1)
     density = _checks.fraction("density", density)
+    if density == 1.0:
+        return num_tokens
     width = exact_width(num_tokens, density, text_tokens)
     return min(num_tokens, math.ceil(width / multiple) * multiple)
 
@@ -52,8 +54,6 @@ def density_from_width(num_tokens: int, width: int, *, text_tokens: int = 0) -> 
 
 def exact_width(num_tokens: int, density: float, text_tokens: int) -> float:
     """The unrounded width of a band of the given density beside dense text rows and columns."""
-    if density == 1.0:
-        return float(num_tokens)
     # The order of operations is upstream's: a width that is a whole multiple must not move.
     pairs = num_tokens**2
     band_density = (density * pairs - 2 * num_tokens * text_tokens) / pairs

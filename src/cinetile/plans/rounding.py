@@ -47,7 +47,7 @@ def round_tiles(
 
     optional = ranked[~keep[ranked]]
     if rounding == "balanced":
-        budget = tiles.kept[boundary].sum() - tiles.area[required].sum()
+        budget = int(tiles.kept[boundary].sum() - tiles.area[required].sum())
         keep[optional[: _closest_count(tiles.area[optional], budget)]] = True
         return keep
 
@@ -58,10 +58,10 @@ def round_tiles(
     granted = _sum_by_row(tiles, required, tiles.area, geometry.num_q_tiles)
     for row in range(geometry.num_q_tiles):
         candidates = by_row[starts[row] : starts[row + 1]]
-        budget = carried + wanted[row] - granted[row]
+        budget = carried + int(wanted[row] - granted[row])
         chosen = candidates[: _closest_count(tiles.area[candidates], budget)]
         keep[chosen] = True
-        carried = budget - tiles.area[chosen].sum()
+        carried = budget - int(tiles.area[chosen].sum())
     return keep
 
 

@@ -1,0 +1,36 @@
+"""Measuring: workloads, interleaved timing, errors against the reference, and the ladder."""
+
+from cinetile.bench.ladder import (
+    LadderConfig,
+    LadderResult,
+    LadderRow,
+    measure_ladder,
+    run_ladder,
+)
+from cinetile.bench.machine import Machine, describe_machine
+from cinetile.bench.mask_errors import MaskErrors
+from cinetile.bench.rivals import RIVALS, RivalRow
+from cinetile.bench.sources import InputSource, load_inputs
+from cinetile.bench.timing import Progress, Timing, time_interleaved
+from cinetile.bench.workload import DTYPES, PATTERNS, Workload
+
+__all__ = [
+    "DTYPES",
+    "PATTERNS",
+    "RIVALS",
+    "InputSource",
+    "LadderConfig",
+    "LadderResult",
+    "LadderRow",
+    "Machine",
+    "MaskErrors",
+    "Progress",
+    "RivalRow",
+    "Timing",
+    "Workload",
+    "describe_machine",
+    "load_inputs",
+    "measure_ladder",
+    "run_ladder",
+    "time_interleaved",
+]

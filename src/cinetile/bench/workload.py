@@ -1,0 +1,115 @@
+"""What is to be computed: the grid, the mask, the arrays' shape and the tiles."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cinetile import _checks
+from cinetile.grid import TokenGrid
+from cinetile.kernels import default_blocks
+from cinetile.masks import Mask, spatial_mask, svg_mask, temporal_mask
+from cinetile.plans import MODES, ROUNDINGS, TilePlan, plan_tiles
+
+PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
+DTYPES: tuple[str, ...] = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One attention call and how it is tiled; checked when it is built.
+
+    Attributes:
+        grid: the tokens.
+        pattern: "spatial" or "temporal" for the library's masks, "svg-spatial" or
+            "svg-temporal" for those of Sparse VideoGen as published for Wan.
+        density: fraction of pairs that the mask's band keeps. Either this or `width`.
+        width: the band's width in tokens.
+        sink_frames: first frames that every query keeps; 0 or 1 for the svg patterns.
+        batch: rows of the batch.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: "bfloat16" or "float32".
+        block_q: queries in a tile; None until `with_blocks` chooses.
+        block_kv: keys in a tile, likewise.
+        rounding: how aligned plans round boundary tiles.
+    """
+
+    grid: TokenGrid
+    pattern: str = "spatial"
+    density: float | None = None
+    width: int | None = None
+    sink_frames: int = 1
+    batch: int = 1
+    heads: int = 1
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    block_q: int | None = None
+    block_kv: int | None = None
+    rounding: str = "balanced"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.grid, TokenGrid):
+            raise TypeError(f"grid must be a TokenGrid, got {type(self.grid).__name__}")
+        _checks.choice("pattern", self.pattern, PATTERNS)
+        _checks.choice("dtype", self.dtype, DTYPES)
+        _checks.choice("rounding", self.rounding, ROUNDINGS)
+        for name in ("batch", "heads", "head_dim"):
+            _checks.integer(name, getattr(self, name), minimum=1)
+        for name in ("block_q", "block_kv"):
+            if getattr(self, name) is not None:
+                _checks.integer(name, getattr(self, name), minimum=1)
+        self.mask()
+
+    def mask(self) -> Mask:
+        """The mask that `pattern`, `density` or `width`, and `sink_frames` describe."""
+        if self.pattern == "spatial":
+            return spatial_mask(self.grid, self.density, self.width, self.sink_frames)
+        if self.pattern == "temporal":
+            return temporal_mask(self.grid, self.density, self.width, self.sink_frames)
+        sink_frames = _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=1)
+        return svg_mask(
+            self.grid,
+            "spatial" if self.pattern == "svg-spatial" else "temporal",
+            self.density,
+            self.width,
+            sink=bool(sink_frames),
+        )
+
+    def with_blocks(self, implementation: str | None = None) -> "Workload":
+        """Fills in the tile sizes that suit an implementation where none were asked for.
+
+        Args:
+            implementation: a name; by default the one that `attention` would choose here.
+
+        Raises:
+            ValueError: the name is unknown.
+            NotImplementedError: the implementation cannot run on this machine.
+        """
+        block_q, block_kv = default_blocks(self.grid.num_tokens, self.dtype, implementation)
+        return replace(self, block_q=self.block_q or block_q, block_kv=self.block_kv or block_kv)
+
+    def plan(self, mode: str) -> TilePlan:
+        """The tile plan of one mode.
+
+        Raises:
+            ValueError: the mode is unknown, or a tile size is not chosen yet.
+        """
+        if self.block_q is None or self.block_kv is None:
+            raise ValueError("block_q and block_kv must be set; with_blocks chooses them")
+        return plan_tiles(
+            self.mask(),
+            self.block_q,
+            self.block_kv,
+            _checks.choice("mode", mode, MODES),  # pyright: ignore[reportArgumentType]
+            rounding=self.rounding if mode == "aligned" else None,  # pyright: ignore[reportArgumentType]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        mask = self.mask()
+        return {
+            **asdict(self),
+            "grid": [self.grid.frames, self.grid.height, self.grid.width],
+            "text_tokens": self.grid.text_tokens,
+            "num_tokens": self.grid.num_tokens,
+            "width": mask.width,
+            "mask_density": mask.density,
+        }

@@ -1,0 +1,47 @@
+"""The command line: `cinetile`."""
+
+import click
+
+from cinetile.cli.errors import ErrorMappingGroup
+from cinetile.cli.implementations import implementations_command
+from cinetile.cli.ladder import ladder_command
+from cinetile.cli.plan import plan_command
+
+# Every command is one module of this package, and stands here.
+_COMMANDS: tuple[click.Command, ...] = (
+    ladder_command,
+    plan_command,
+    implementations_command,
+)
+
+_EXAMPLES = """\b
+Examples:
+  cinetile ladder --clip sample --picture ladder.png
+  cinetile plan --grid 21x45x80 --mode aligned
+"""
+
+
+@click.group(
+    cls=ErrorMappingGroup,
+    epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="cinetile", prog_name="cinetile")
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="CINETILE_DEBUG",
+    help="Show tracebacks of errors (also CINETILE_DEBUG=1).",
+)
+def main(debug: bool) -> None:
+    """Sparse attention for video diffusion in JAX.
+
+    Exits with 0 when done, 2 for bad arguments and 1 when something failed.
+    """
+    del debug  # read from the context, where errors are turned into messages
+
+
+for _command in _COMMANDS:
+    main.add_command(_command)
+
+__all__ = ["main"]

@@ -1,0 +1,149 @@
+"""How a ladder reads in the terminal."""
+
+from rich.console import Console
+from rich.table import Table
+
+from cinetile.bench import LadderResult, LadderRow, RivalRow
+from cinetile.cli.output import facts, numbers
+from cinetile.cli.wording import counted, milliseconds, percent
+
+# What a narrow terminal does without, in this order.
+_EXPENDABLE = ("min to max", "vs dense", "vs exact", "max error")
+_MORE_THAN_ENOUGH = 1000
+
+
+def print_ladder(console: Console, result: LadderResult) -> None:
+    """Prints what was measured, on what, and what it means."""
+    console.print(_circumstances(result))
+    console.print(_measurements_that_fit(result, console))
+    console.print(summarise(result))
+    console.print()
+    console.print(_mask_errors(result))
+    console.print(
+        "relative change of the exact output, whatever the kernel; "
+        "exact: the mask's own pairs, aligned: whole tiles",
+        style="dim",
+    )
+
+
+def _circumstances(result: LadderResult) -> Table:
+    workload, machine = result.workload, result.machine
+    mask = workload.mask()
+    batch = "" if workload.batch == 1 else f"batch {workload.batch}, "
+    cores = "" if machine.cores is None else f"{counted(machine.cores, 'core')}, "
+    threads = counted(machine.threads, "thread")
+    features = ", ".join(machine.features) or "no extensions of note"
+    return facts(
+        [
+            ("input", result.input),
+            (
+                "workload",
+                f"{workload.grid}, {batch}{counted(workload.heads, 'head')} of "
+                f"{workload.head_dim}, {workload.dtype}",
+            ),
+            (
+                "mask",
+                f"{workload.pattern}, width {mask.width:,}, sink of "
+                f"{counted(workload.sink_frames, 'frame')}: "
+                f"{percent(mask.density)} of the pairs",
+            ),
+            (
+                "tiles",
+                f"{workload.block_q} queries x {workload.block_kv} keys, "
+                f"rounding {workload.rounding}",
+            ),
+            ("kernel", result.rows[0].implementation),
+            ("machine", f"{machine.cpu}, {cores}{threads}, {features}; {machine.system}"),
+            (
+                "versions",
+                f"Python {machine.python}, jax {machine.jax} on {machine.backend}, "
+                f"jaxlib {machine.jaxlib}, numpy {machine.numpy}"
+                + (f", torch {result.rivals[0].version}" if result.rivals else ""),
+            ),
+            (
+                "method",
+                f"median of {counted(result.repeats, 'interleaved round')} after a warm-up; "
+                f"errors on {result.checked_rows} query rows against float64",
+            ),
+        ]
+    )
+
+
+def _measurements_that_fit(result: LadderResult, console: Console) -> Table:
+    unbounded = console.options.update(width=_MORE_THAN_ENOUGH)
+    table = _measurements(result, without=())
+    for count in range(1, len(_EXPENDABLE) + 1):
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+        table = _measurements(result, without=_EXPENDABLE[:count])
+    return table
+
+
+def _measurements(result: LadderResult, *, without: tuple[str, ...]) -> Table:
+    cells = [(row, _cells(row)) for row in (*result.rows, *result.rivals)]
+    columns = [column for column in cells[0][1] if column not in without]
+    table = numbers("", *columns)
+    for row, cell in cells:
+        name, style = (row.mode, None) if isinstance(row, LadderRow) else (row.name, "dim")
+        table.add_row(name, *(cell[column] for column in columns), style=style)
+    return table
+
+
+def _cells(row: LadderRow | RivalRow) -> dict[str, str]:
+    visited = masked = "-"
+    if isinstance(row, LadderRow):
+        visited, masked = f"{row.tiles_visited:,} of {row.tiles_total:,}", f"{row.tiles_masked:,}"
+    return {
+        "time": milliseconds(row.ms_median),
+        "min to max": f"{milliseconds(row.ms_min)} to {milliseconds(row.ms_max)}",
+        "speed-up": "-" if row.speedup_vs_dense is None else f"{row.speedup_vs_dense:.2f}x",
+        "pairs kept": percent(row.kept_fraction),
+        "tiles visited": visited,
+        "masked": masked,
+        "max error": f"{row.max_abs_error:.1e}",
+        "rel. error": f"{row.rel_error:.1e}",
+        "vs exact": f"{row.rel_error_vs_exact:.1e}",
+        "vs dense": f"{row.rel_error_vs_dense:.1e}",
+    }
+
+
+def summarise(result: LadderResult) -> str:
+    """One sentence on what the ladder shows."""
+    dense = result.row("dense")
+    sparse = [row for row in result.rows if row.mode != "dense"]
+    if dense is None or not sparse:
+        fastest = min(result.rows, key=lambda row: row.ms_median)
+        return f"{fastest.mode.capitalize()} attention took {milliseconds(fastest.ms_median)}."
+    best = min(sparse, key=lambda row: row.ms_median)
+    took = (
+        f"{best.mode.capitalize()} attention took {milliseconds(best.ms_median)} where dense "
+        f"took {milliseconds(dense.ms_median)}, {_pace(best)}, by computing "
+        f"{percent(best.kept_fraction)} of the pairs"
+    )
+    if best.mode != "aligned":
+        return f"{took}: exactly those of the mask."
+    change = result.mask_errors[0].aligned_vs_exact
+    split = result.row("split")
+    exact = f" (split, which keeps exactly those: {_pace(split)})" if split else ""
+    return (
+        f"{took}; it keeps whole tiles and not exactly the mask's pairs, which changes the "
+        f"output by {percent(change)}{exact}."
+    )
+
+
+def _pace(row: LadderRow) -> str:
+    return f"{row.speedup_vs_dense:.2f} times as fast"
+
+
+def _mask_errors(result: LadderResult) -> Table:
+    table = numbers(
+        "what the mask changes", "aligned vs exact", "exact vs dense", "aligned vs dense"
+    )
+    for errors in result.mask_errors:
+        table.add_row(
+            errors.input,
+            percent(errors.aligned_vs_exact),
+            percent(errors.exact_vs_dense),
+            percent(errors.aligned_vs_dense),
+        )
+    return table

@@ -1,0 +1,195 @@
+"""Options that several commands share, and what they mean together."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from cinetile.bench import DTYPES, PATTERNS, Workload
+from cinetile.grid import TokenGrid
+from cinetile.plans import ROUNDINGS
+
+DEFAULT_VIDEO = (81, 720, 1280)
+DEFAULT_DENSITY = 0.35
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class SizesType(click.ParamType):
+    """Three whole numbers with an x between them."""
+
+    def __init__(self, meaning: str) -> None:
+        self.name = meaning
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", value.strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is not {self.name}, as in 81x720x1280", param, ctx)
+        frames, height, width = (int(number) for number in match.groups())
+        return frames, height, width
+
+
+class NamesType(click.ParamType):
+    """Names of a fixed set with commas between them."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(",") if name.strip())
+        unknown = [name for name in names if name not in self.known]
+        if unknown or not names:
+            self.fail(f"{value!r} must hold names of {', '.join(self.known)}", param, ctx)
+        return names
+
+
+class OutputType(click.ParamType):
+    """A file to write, whose folder must exist before anything is computed.
+
+    Args:
+        suffixes: what its name may end in; anything if empty.
+        dash: whether `-` stands for standard output.
+    """
+
+    name = "path"
+
+    def __init__(self, *suffixes: str, dash: bool = False) -> None:
+        self.suffixes = suffixes
+        self.dash = dash
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | Path:
+        if value == "-" and self.dash:
+            return value
+        path = Path(value)
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            self.fail(f"{value!r} must end in {' or '.join(self.suffixes)}", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"the folder {str(path.parent)!r} does not exist", param, ctx)
+        if path.is_dir():
+            self.fail(f"{value!r} is a folder", param, ctx)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            self.fail(f"{value!r} cannot be written", param, ctx)
+        return path
+
+
+def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """One decorator for several options, in the order in which --help lists them."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+json_option = click.option(
+    "--json",
+    "json_target",
+    metavar="PATH|-",
+    type=OutputType(dash=True),
+    help="Write the result as JSON; with - print it, and nothing else, to stdout.",
+)
+
+implementation_option = click.option(
+    "--implementation",
+    metavar="NAME",
+    help="Kernel to run; see `cinetile implementations`.  [default: the best that can run here]",
+)
+
+workload_options = stacked(
+    click.option(
+        "--video",
+        metavar="FxHxW",
+        type=SizesType("FRAMESxHEIGHTxWIDTH"),
+        help="Frames, height and width of the video.  [default: 81x720x1280]",
+    ),
+    click.option(
+        "--grid",
+        metavar="FxHxW",
+        type=SizesType("FRAMESxHEIGHTxWIDTH"),
+        help="The latent token grid itself, as in 21x45x80.",
+    ),
+    click.option(
+        "--density",
+        type=float,
+        help=f"Fraction of pairs that the band keeps.  [default: {DEFAULT_DENSITY}]",
+    ),
+    click.option("--width", type=int, help="Width of the band in tokens, instead of --density."),
+    click.option(
+        "--pattern",
+        type=click.Choice(PATTERNS),
+        default="spatial",
+        show_default=True,
+        help="Which keys a query keeps; svg-* are the masks of Sparse VideoGen as published.",
+    ),
+    click.option(
+        "--sink-frames",
+        type=int,
+        default=1,
+        show_default=True,
+        help="First frames that every query keeps.",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Arrays."
+    ),
+    click.option(
+        "--block-q", type=int, help="Queries in a tile.  [default: what suits the kernel]"
+    ),
+    click.option("--block-kv", type=int, help="Keys in a tile.  [default: what suits the kernel]"),
+    click.option(
+        "--rounding",
+        type=click.Choice(ROUNDINGS),
+        default="balanced",
+        show_default=True,
+        help="How aligned plans round boundary tiles.",
+    ),
+    implementation_option,
+)
+
+
+def make_workload(
+    *,
+    video: tuple[int, int, int] | None,
+    grid: tuple[int, int, int] | None,
+    density: float | None,
+    width: int | None,
+    **fields: Any,
+) -> Workload:
+    """Builds the workload that the shared options describe.
+
+    Args:
+        video: of --video.
+        grid: of --grid.
+        density: of --density.
+        width: of --width.
+        **fields: all other fields of `Workload`, by its names.
+
+    Raises:
+        click.UsageError: options exclude each other.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
+    """
+    if video is not None and grid is not None:
+        raise click.UsageError("--video and --grid exclude each other")
+    if density is not None and width is not None:
+        raise click.UsageError("--density and --width exclude each other")
+    if density is None and width is None:
+        density = DEFAULT_DENSITY
+    tokens = TokenGrid.from_video(*(video or DEFAULT_VIDEO)) if grid is None else TokenGrid(*grid)
+    return Workload(tokens, density=density, width=width, **fields)

@@ -1,0 +1,116 @@
+"""What commands print and write."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cinetile import bench
+from cinetile._files import replace_file
+
+# A file or a pipe has no width; nothing should be broken into lines there.
+_UNBOUNDED_WIDTH = 160
+
+
+def report(
+    document: dict[str, Any],
+    json_target: str | Path | None,
+    render: Callable[[Console], None],
+) -> None:
+    """Prints a result for people and writes it for programs.
+
+    Args:
+        document: the result as JSON.
+        json_target: a path to write it to; "-" to print it instead of anything else.
+        render: prints the result for people.
+    """
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if json_target == "-":
+        click.echo(text, nl=False)
+        return
+    render(stdout_console())
+    if json_target is not None:
+        replace_file(json_target, lambda file: file.write(text.encode()))
+        tell_written(json_target)
+
+
+def stdout_console() -> Console:
+    """A console on the stdout of now; highlights nothing by guess."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED_WIDTH
+    return Console(highlight=False, width=width)
+
+
+def tell_written(path: str | Path) -> None:
+    """Says on stderr that a file was written."""
+    click.echo(f"wrote {path}", err=True)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    """A list of names and what is known of each."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, text in pairs:
+        table.add_row(name, text)
+    return table
+
+
+def numbers(first_column: str, *columns: str) -> Table:
+    """An empty table of names and right-aligned numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
+    table.add_column(first_column, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    return table
+
+
+@contextlib.contextmanager
+def progress_on_stderr() -> Iterator[bench.Progress]:
+    """Shows progress bars on a terminal, and one short line for each stage elsewhere.
+
+    Bars are drawn only when there is news: a thread that redraws them would take time from what
+    is being timed.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _stage_lines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, current: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage)
+            description = f"{stage} {current}".strip()
+            bars.update(tasks[stage], description=description, completed=done, total=total)
+            bars.refresh()
+
+        yield show
+
+
+def _stage_lines() -> bench.Progress:
+    last_stage = ""
+
+    def show(stage: str, current: str, done: int, total: int) -> None:
+        nonlocal last_stage
+        del current, done, total
+        if stage != last_stage:
+            click.echo(f"{stage} ...", err=True)
+            last_stage = stage
+
+    return show
