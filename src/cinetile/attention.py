@@ -93,6 +93,7 @@ def attention(
     scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
     request = AttentionRequest(batch, heads, head_dim, str(query.dtype), plans)
     chosen = select_implementation(implementation, request)
+    query, key, value = (jnp.asarray(array) for array in (query, key, value))
     output, lse = _attend(chosen, query, key, value, routes, plans, scale)
     return (output, lse) if return_lse else output
 
@@ -100,9 +101,9 @@ def attention(
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _attend(
     chosen: Implementation,
-    query: Float[AnyArray, "batch tokens heads head_dim"],
-    key: Float[AnyArray, "batch tokens heads head_dim"],
-    value: Float[AnyArray, "batch tokens heads head_dim"],
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
     plans: tuple[TilePlan, ...],
     scale: float,

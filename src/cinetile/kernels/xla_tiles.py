@@ -2,12 +2,14 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
+from cinetile.kernels import xla_cpu
 from cinetile.kernels.visits import key_visits
 from cinetile.kernels.xla_backward import tile_attention_gradients
 from cinetile.plans import TilePlan
@@ -18,14 +20,27 @@ _MASKED_SCORE = -2e38
 _FIRST_MAXIMUM = -1e37
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+class _Softmax(NamedTuple):
+    """State of the online softmax of one query tile.
+
+    Attributes:
+        maximum: largest unscaled score so far.
+        total: sum of the weights so far, relative to `maximum`.
+        accumulator: weighted sum of the values so far, likewise.
+    """
+
+    maximum: Float[Array, " block_q"]
+    total: Float[Array, " block_q"]
+    accumulator: Float[Array, "block_q head_dim"]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
     value: Float[Array, "tokens head_dim"],
     plan: TilePlan,
     scale: float,
-    widen: bool,
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
     """Attention of one head, its tokens in the orders of the plan's mask.
 
@@ -38,20 +53,43 @@ def tile_attention(
         key: keys.
         value: values.
         plan: the tiles to visit.
-        scale: factor on the logits, positive.
-        widen: whether tiles are widened to float32 before the products; for CPUs that only
-            emulate bfloat16 products.
+        scale: factor on the logits, above 0.
 
     Returns:
         The output in the dtype of `query` and the natural log-sum-exp in float32.
     """
-    num_tokens, head_dim = query.shape
-    to_log2 = scale * math.log2(math.e)
-    tile_dtype = jnp.dtype(jnp.float32) if widen else query.dtype
+    attend = functools.partial(_tile_attention, plan=plan, scale=scale)
+    return jax.lax.platform_dependent(
+        query,
+        key,
+        value,
+        cpu=functools.partial(attend, on_cpu=True),
+        default=functools.partial(attend, on_cpu=False),
+    )
 
-    def tiled(array: Array, block: int) -> Array:
+
+def _tile_attention(
+    query: Float[Array, "tokens head_dim"],
+    key: Float[Array, "tokens head_dim"],
+    value: Float[Array, "tokens head_dim"],
+    *,
+    plan: TilePlan,
+    scale: float,
+    on_cpu: bool,
+) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
+    num_tokens, head_dim = query.shape
+    dtype = query.dtype
+    to_log2 = scale * math.log2(math.e)
+    exp2 = xla_cpu.exp2 if on_cpu else jnp.exp2
+
+    def tiled(array: Array, block: int) -> Shaped[Array, "tiles block head_dim"]:
         padded = jnp.pad(array, ((0, -num_tokens % block), (0, 0)))
-        return padded.reshape(-1, block, head_dim).astype(tile_dtype)
+        return xla_cpu.pack(padded.reshape(-1, block, head_dim))
+
+    def narrow(weights: Array) -> Array:
+        if on_cpu and dtype == jnp.bfloat16:
+            return xla_cpu.round_to_bfloat16_bits(weights)
+        return weights.astype(dtype)
 
     query_tiles = tiled(query, plan.block_q)
     key_tiles, value_tiles = tiled(key, plan.block_kv), tiled(value, plan.block_kv)
@@ -62,57 +100,59 @@ def tile_attention(
 
     def one_query_tile(arguments: tuple[Array, ...]) -> tuple[Array, Array]:
         query_tile, edges, start, masked_start, stop = arguments
+        query_tile = xla_cpu.unpack(query_tile)
 
-        def step(
-            position: Array, carry: tuple[Array, Array, Array], *, use_mask: bool
-        ) -> tuple[Array, Array, Array]:
-            maximum, total, accumulator = carry
+        def step(position: Array, state: _Softmax, *, use_mask: bool) -> _Softmax:
             tile = tile_kv[position]
-            scores = _dot(query_tile, key_tiles[tile].T)
+            scores = _dot(query_tile, xla_cpu.unpack(key_tiles[tile]).T)
             if use_mask:
                 prefix, low, high = (edges[:, column, None] for column in range(3))
                 keys = tile * plan.block_kv + jnp.arange(plan.block_kv)
                 kept = (keys < prefix) | ((low <= keys) & (keys < high))
                 scores = jnp.where(kept, scores, _MASKED_SCORE)
-            new_maximum = jnp.maximum(maximum, scores.max(axis=1))
+            maximum = jnp.maximum(state.maximum, scores.max(axis=1))
             # Scaling here is free, and unlike scaling a bfloat16 query it rounds nothing.
-            weights = jnp.exp2((scores - new_maximum[:, None]) * to_log2)
+            weights = narrow(exp2((scores - maximum[:, None]) * to_log2))
             # Without the barrier XLA computes the exponential once for each of its two uses.
-            weights = jax.lax.optimization_barrier(weights)
-            shrink = jnp.exp2((maximum - new_maximum) * to_log2)
-            total = total * shrink + weights.sum(axis=1)
-            product = _dot(weights.astype(tile_dtype), value_tiles[tile])
-            return new_maximum, total, accumulator * shrink[:, None] + product
+            weights = xla_cpu.unpack(jax.lax.optimization_barrier(weights))
+            shrink = exp2((state.maximum - maximum) * to_log2)
+            return _Softmax(
+                maximum,
+                state.total * shrink + weights.sum(axis=1, dtype=jnp.float32),
+                state.accumulator * shrink[:, None]
+                + _dot(weights, xla_cpu.unpack(value_tiles[tile])),
+            )
 
-        carry = (
+        state = _Softmax(
             jnp.full(plan.block_q, _FIRST_MAXIMUM),
             jnp.zeros(plan.block_q),
             jnp.zeros((plan.block_q, head_dim)),
         )
         full, masked = (functools.partial(step, use_mask=use_mask) for use_mask in (False, True))
-        carry = jax.lax.fori_loop(start, masked_start, full, carry)
-        maximum, total, accumulator = jax.lax.fori_loop(masked_start, stop, masked, carry)
-        output = (accumulator / total[:, None]).astype(query.dtype)
-        return output, maximum * scale + jnp.log(total)
+        state = jax.lax.fori_loop(start, masked_start, full, state)
+        state = jax.lax.fori_loop(masked_start, stop, masked, state)
+        lse = state.maximum * scale + jnp.log(state.total)
+        return state.accumulator / state.total[:, None], lse
 
     bounds = (jnp.asarray(bound) for bound in (visits.start, visits.masked_start, visits.stop))
     output, lse = jax.lax.map(one_query_tile, (query_tiles, edge_tiles, *bounds))
-    return output.reshape(-1, head_dim)[:num_tokens], lse.reshape(-1)[:num_tokens]
+    # Cast after the loop, whose bfloat16 outputs XLA's CPU backend would widen at every step.
+    output = output.reshape(-1, head_dim)[:num_tokens].astype(dtype)
+    return output, lse.reshape(-1)[:num_tokens]
 
 
-def _dot(left: Array, right: Array) -> Array:
+def _dot(left: Float[Array, "m k"], right: Float[Array, "k n"]) -> Float[Array, "m n"]:
     # Full float32 products on accelerators too; on CPUs there are no others.
     precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _forward(query, key, value, plan, scale, widen):
-    output, lse = tile_attention(query, key, value, plan, scale, widen)
+def _forward(query, key, value, plan, scale):
+    output, lse = tile_attention(query, key, value, plan, scale)
     return (output, lse), (query, key, value, output, lse)
 
 
-def _backward(plan, scale, widen, saved, gradients):
-    del widen  # the backward pass always computes in float32
+def _backward(plan, scale, saved, gradients):
     return tile_attention_gradients(*saved, *gradients, plan=plan, scale=scale)
 
 

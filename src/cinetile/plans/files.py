@@ -3,15 +3,14 @@
 import dataclasses
 import json
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from cinetile._files import replace_file
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.masks import Mask, RowSegment
 from cinetile.masks.edges import Edge
@@ -46,10 +45,10 @@ def write(
     if _suffix(path) == ".json":
         listed = {name: table.tolist() for name, table in tables.items()}
         text = json.dumps({**header, "tables": listed}) + "\n"
-        _replace_file(path, lambda file: file.write(text.encode()))
+        replace_file(path, lambda file: file.write(text.encode()))
     else:
         arrays: dict[str, Any] = {"header": np.array(json.dumps(header)), **tables}
-        _replace_file(path, lambda file: np.savez_compressed(file, **arrays))
+        replace_file(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def read(path: str | os.PathLike[str]) -> StoredPlan:
@@ -79,18 +78,6 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     if suffix not in (".json", ".npz"):
         raise ValueError(f"path must end in .json or .npz, got {os.fspath(path)!r}")
     return suffix
-
-
-def _replace_file(path: str | os.PathLike[str], write_to: Callable[[IO[bytes]], object]) -> None:
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
-        try:
-            write_to(file)
-            file.close()
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def _mask(fields: dict[str, Any]) -> Mask:

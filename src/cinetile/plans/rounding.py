@@ -15,8 +15,10 @@ def round_tiles(
     """Chooses which visited tiles an aligned plan keeps whole.
 
     Full tiles stay. Boundary tiles are ranked by the fraction of their pairs that the mask
-    keeps; among equals the one nearest the band's centre or the sink comes first. A query tile
-    without any full tile keeps its best boundary tile whatever the policy says.
+    keeps; among equals the one nearest the band's centre or the sink comes first. Two things are
+    kept whatever the policy says: the best tile of a query tile that has no full one, so that no
+    query is left without a key, and the first key tile where it holds sink keys, so that no
+    query loses the sink altogether.
 
     - "balanced": the best-ranked tiles of the whole plan whose pairs come closest to what the
       mask keeps in all boundary tiles.
@@ -39,8 +41,9 @@ def round_tiles(
     distance = _distance(mask, geometry, tiles[boundary])
     order = np.lexsort((boundary, distance, -coverage))
     ranked = boundary[order]
-    required = _best_of_rows_without_full(tiles, full, ranked, geometry.num_q_tiles)
-    keep[required] = True
+    keep[_best_of_rows_without_full(tiles, full, ranked, geometry.num_q_tiles)] = True
+    keep[boundary] |= _holds_first_sink_key(mask, tiles[boundary])
+    required = boundary[keep[boundary]]
     if rounding == "nearest":
         keep[boundary[coverage >= 0.5]] = True
         return keep
@@ -48,7 +51,7 @@ def round_tiles(
     optional = ranked[~keep[ranked]]
     if rounding == "balanced":
         budget = int(tiles.kept[boundary].sum() - tiles.area[required].sum())
-        keep[optional[: _closest_count(tiles.area[optional], budget)]] = True
+        keep[optional[_closest_to_budget(tiles.area[optional], budget)]] = True
         return keep
 
     carried = 0
@@ -59,7 +62,7 @@ def round_tiles(
     for row in range(geometry.num_q_tiles):
         candidates = by_row[starts[row] : starts[row + 1]]
         budget = carried + int(wanted[row] - granted[row])
-        chosen = candidates[: _closest_count(tiles.area[candidates], budget)]
+        chosen = candidates[_closest_to_budget(tiles.area[candidates], budget)]
         keep[chosen] = True
         carried = budget - int(tiles.area[chosen].sum())
     return keep
@@ -88,10 +91,28 @@ def _best_of_rows_without_full(
     return candidates[first]
 
 
-def _closest_count(areas: Int[np.ndarray, " tiles"], budget: int) -> int:
-    """How many leading `areas` sum up closest to `budget`."""
+def _holds_first_sink_key(mask: Mask, tiles: Tiles) -> Bool[np.ndarray, " tiles"]:
+    has_sink = any(segment.prefix > 0 for segment in mask.segments)
+    return (tiles.kv == 0) & has_sink
+
+
+def _closest_to_budget(areas: Int[np.ndarray, " tiles"], budget: int) -> Int[np.ndarray, " chosen"]:
+    """Which of the ranked `areas` to take so that their sum comes closest to `budget`.
+
+    A leading run of them and, where that comes closer, one more from further behind: tiles at
+    the ragged ends are smaller and make change.
+    """
     sums = np.concatenate([[0], np.cumsum(areas)])
-    return int(np.argmin(np.abs(sums - budget)))
+    count = int(np.argmin(np.abs(sums - budget)))
+    best, chosen = abs(int(sums[count]) - budget), np.arange(count)
+    for run in (count - 1, count):
+        if 0 <= run < areas.size:
+            with_one_more = np.abs(sums[run] + areas[run:] - budget)
+            one_more = int(np.argmin(with_one_more))
+            if with_one_more[one_more] < best:
+                best = int(with_one_more[one_more])
+                chosen = np.append(np.arange(run), run + one_more)
+    return chosen
 
 
 def _sum_by_row(
