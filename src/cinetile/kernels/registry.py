@@ -4,11 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels
 from cinetile.kernels.reference import ReferenceImplementation
 from cinetile.kernels.xla import XlaImplementation
 
 # In order of preference: the first one that can run is taken where the caller names none.
-_IMPLEMENTATIONS: tuple[Implementation, ...] = (XlaImplementation(), ReferenceImplementation())
+_IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    PallasTpuImplementation(),
+    PallasTpuTwoKernels(),
+    XlaImplementation(),
+    ReferenceImplementation(),
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""From routes to grid steps: which head and which tile word each step of the flat grid has."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from cinetile.kernels.pallas_tpu.tables import StepTables
+
+
+class HeadOrder(NamedTuple):
+    """The heads that one kernel runs, in the order in which it runs them; may be traced.
+
+    Attributes:
+        heads: all heads, those to run first.
+        plans: the plan of each.
+        count: how many are to run.
+    """
+
+    heads: Int[Array, " heads"]
+    plans: Int[Array, " heads"]
+    count: Int[Array, ""]
+
+
+class StepTable(NamedTuple):
+    """Decodes a grid step into a head and the index of its tile word.
+
+    Heads have different numbers of steps, so steps are cut into granules so short that each
+    meets at most one boundary between heads: one look-up and one comparison find the head.
+
+    Attributes:
+        lookup: position in the head order at the start of each granule.
+        first_step: first step of each position, and the end.
+        shift: what to add to a step to get the index of its word.
+        head: head at each position.
+        plan: plan of each position.
+    """
+
+    lookup: Int[Array, " granules"]
+    first_step: Int[Array, " heads+1"]
+    shift: Int[Array, " heads"]
+    head: Int[Array, " heads"]
+    plan: Int[Array, " heads"]
+
+    @property
+    def num_steps(self) -> Int[Array, ""]:
+        return self.first_step[-1]
+
+
+def order_heads(plans: Int[Array, " heads"], active: Bool[Array, " heads"]) -> HeadOrder:
+    """Moves the active heads to the front, and leaves their order alone otherwise."""
+    heads = jnp.argsort(~active, stable=True).astype(jnp.int32)
+    return HeadOrder(heads, plans[heads], active.sum(dtype=jnp.int32))
+
+
+def step_table(order: HeadOrder, tables: StepTables, index: Int[Array, ""]) -> StepTable:
+    """The steps of one range of query tiles.
+
+    Args:
+        order: the heads to run; their plans count in `tables`.
+        tables: words of all plans.
+        index: which range.
+    """
+    heads = order.heads.size
+    bits = tables.granule_bits()
+    running = jnp.arange(heads) < order.count
+    steps = jnp.where(running, jnp.asarray(tables.lengths)[index][order.plans], 0)
+    first_step = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(steps, dtype=jnp.int32)])
+    granule_starts = np.arange(tables.granules(heads), dtype=np.int32) << bits
+    lookup = jnp.searchsorted(first_step, granule_starts, side="right") - 1
+    shift = jnp.asarray(tables.starts)[index][order.plans] - first_step[:-1]
+    return StepTable(
+        jnp.clip(lookup, 0, heads - 1).astype(jnp.int32),
+        first_step,
+        shift,
+        order.heads,
+        order.plans,
+    )

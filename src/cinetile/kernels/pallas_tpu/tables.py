@@ -1,0 +1,188 @@
+"""What the kernel is told of a tile plan: tile words, row edges, and their extremes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from cinetile.kernels.pallas_tpu.config import SMEM_LIMIT_BYTES, KernelConfig, Part
+from cinetile.plans import TileKind, TilePlan
+
+# A tile word: query tile (13 bits) | key tile (13 bits) | flags (5 bits); never negative.
+ROW_START = 1  # first tile of its query tile: reset the state
+ROW_END = 2  # last tile of its query tile: normalise and write
+FULL = 4  # every pair is kept
+MASKED = 8  # some edge crosses the tile: its units find out which
+NAIVE = 16  # with MASKED: evaluate the whole mask on every unit
+FLAG_BITS = 5
+INDEX_BITS = 13
+MAX_TILES = 1 << INDEX_BITS
+
+EXTREMES = 6  # of a unit: prefix min, max, low min, max, high min, max
+EDGES = 3  # of a query: prefix, low, high
+
+
+@dataclass(frozen=True, eq=False)
+class StepTables:
+    """Tables of several plans on one tile geometry, cut into ranges of query tiles.
+
+    One range is one run of the kernel; there is more than one only where the words of a long
+    sequence would not fit into scalar memory.
+
+    Attributes:
+        words: tile words of all plans, one plan after the other, padded. Query tiles count from
+            the start of the range.
+        extremes: `EXTREMES` of each unit of the range's query tiles, for each plan.
+        starts: where each plan's words start in `words`.
+        lengths: how many words each plan has there.
+        first_row: first query tile of each range.
+        edges: the three edges of each query in each plan.
+    """
+
+    words: Int[np.ndarray, "ranges words"]
+    extremes: Int[np.ndarray, "ranges plans units*6"]
+    starts: Int[np.ndarray, "ranges plans"]
+    lengths: Int[np.ndarray, "ranges plans"]
+    first_row: Int[np.ndarray, " ranges"]
+    edges: Int[np.ndarray, "plans 3 padded_queries"]
+
+    def granule_bits(self) -> int:
+        """Bits of a run of steps so short that it meets one boundary between heads at most."""
+        return int(self.lengths.min()).bit_length() - 1
+
+    def granules(self, heads: int) -> int:
+        """Runs of `2 ** granule_bits` steps that cover all steps of `heads` heads."""
+        return (heads * int(self.lengths.max()) >> self.granule_bits()) + 1
+
+    def smem_bytes(self, heads: int) -> int:
+        """Scalar memory that the prefetched tables of one range take."""
+        per_head = 4 * heads + 2
+        table = self.words.shape[1] + self.extremes[0].size + self.granules(heads) + per_head
+        return 4 * table
+
+
+def step_tables(
+    plans: Sequence[TilePlan], config: KernelConfig, heads: int, *, limit: int = SMEM_LIMIT_BYTES
+) -> StepTables:
+    """Tables of plans with the tile sizes of `config`, in as few ranges as scalar memory allows."""
+    rows = plans[0].geometry.num_q_tiles
+    edges = [_padded_edges(plan) for plan in plans]
+    extremes = [_unit_extremes(edge, plan, config) for edge, plan in zip(edges, plans, strict=True)]
+    words = [_row_words(plan, config) for plan in plans]
+    for ranges in range(1, rows + 1):
+        tables = _cut(words, extremes, np.stack(edges), ranges)
+        if tables.smem_bytes(heads) <= limit:
+            break
+    return tables
+
+
+def tile_words(plan: TilePlan, config: KernelConfig) -> Int[np.ndarray, " words"]:
+    """Words of all visited tiles of one plan, for counting what the kernel does."""
+    return np.concatenate(_row_words(plan, config))
+
+
+def unit_extremes(
+    plan: TilePlan, config: KernelConfig
+) -> Int[np.ndarray, "q_tiles groups extremes"]:
+    """`EXTREMES` of each unit of one plan."""
+    rows = plan.geometry.num_q_tiles
+    return _unit_extremes(_padded_edges(plan), plan, config).reshape(rows, config.groups, EXTREMES)
+
+
+def unpack_words(
+    words: Int[np.ndarray, "..."],
+) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
+    """Query tile, key tile and flags of tile words."""
+    index_mask = MAX_TILES - 1
+    return words >> (FLAG_BITS + INDEX_BITS), (words >> FLAG_BITS) & index_mask, words & 31
+
+
+def _padded_edges(plan: TilePlan) -> Int[np.ndarray, "3 padded_queries"]:
+    prefix, low, high = _normalised_edges(plan)
+    missing = plan.geometry.num_q_tiles * plan.block_q - prefix.size
+    return np.pad(np.stack([prefix, low, high]), ((0, 0), (0, missing)), mode="edge")
+
+
+def _normalised_edges(plan: TilePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Clips edges to the keys, and lets a prefix that reaches its band become part of it."""
+    keys = plan.mask.num_tokens
+    prefix, low, high = (np.clip(edge, 0, keys) for edge in plan.row_edges())
+    touching = (high <= low) | (prefix >= low)
+    high = np.where(touching, np.where(high <= low, prefix, np.maximum(prefix, high)), high)
+    return np.where(touching, 0, prefix), np.where(touching, 0, low), high
+
+
+def _unit_extremes(
+    edges: Int[np.ndarray, "3 padded_queries"], plan: TilePlan, config: KernelConfig
+) -> Int[np.ndarray, " q_tiles*groups*6"]:
+    tiles = np.arange(plan.geometry.num_q_tiles)[:, None] * config.block_q
+    starts = (tiles + np.arange(config.groups) * config.group).ravel()
+    extremes = np.stack(
+        [reduce.reduceat(edge, starts) for edge in edges for reduce in (np.minimum, np.maximum)], 1
+    )
+    extremes[starts >= plan.mask.num_tokens] = 0  # no queries, so nothing to compute
+    return extremes.astype(np.int32).ravel()
+
+
+def _row_words(plan: TilePlan, config: KernelConfig) -> list[Int[np.ndarray, " tiles"]]:
+    """Words of each query tile; one without tiles of the part gets a word that only writes."""
+    last_unit = (plan.geometry.num_q_tiles - 1) * plan.block_q + (config.groups - 1) * config.group
+    has_empty_units = last_unit >= plan.mask.num_tokens
+    words = []
+    for row in range(plan.geometry.num_q_tiles):
+        entries = slice(plan.row_starts[row], plan.row_starts[row + 1])
+        unmasked = plan.tile_kind[entries] == TileKind.FULL
+        if row == plan.geometry.num_q_tiles - 1 and has_empty_units:
+            unmasked[:] = False
+        chosen = _of_part(unmasked, config.part)
+        masked = MASKED | NAIVE if plan.mode == "naive" else MASKED
+        flags = np.where(unmasked, FULL, masked)[chosen]
+        tiles = plan.tile_kv[entries][chosen]
+        if not tiles.size:
+            flags, tiles = np.zeros(1, np.int64), np.zeros(1, np.int32)
+        flags[0] |= ROW_START
+        flags[-1] |= ROW_END
+        words.append(row << (FLAG_BITS + INDEX_BITS) | tiles << FLAG_BITS | flags)
+    return words
+
+
+def _of_part(unmasked: np.ndarray, part: Part) -> np.ndarray:
+    if part == "all":
+        return np.ones_like(unmasked)
+    return unmasked if part == "full" else ~unmasked
+
+
+def _cut(
+    words: list[list[np.ndarray]],
+    extremes: list[np.ndarray],
+    edges: Int[np.ndarray, "plans 3 padded_queries"],
+    ranges: int,
+) -> StepTables:
+    rows = len(words[0])
+    bounds = np.linspace(0, rows, ranges + 1).astype(np.int64)
+    units = extremes[0].size // rows
+    first_row, stops = bounds[:-1], bounds[1:]
+    most_rows = int(np.diff(bounds).max())
+    words_of = [
+        [np.concatenate(plan[first:stop]) - (first << (FLAG_BITS + INDEX_BITS)) for plan in words]
+        for first, stop in zip(first_row, stops, strict=True)
+    ]
+    lengths = np.array([[plan.size for plan in one] for one in words_of])
+    padded_words = np.zeros((ranges, lengths.sum(axis=1).max()), np.int32)
+    padded_extremes = np.zeros((ranges, len(words), most_rows * units), np.int32)
+    for index, (first, stop) in enumerate(zip(first_row, stops, strict=True)):
+        joined = np.concatenate(words_of[index])
+        padded_words[index, : joined.size] = joined
+        for plan, extreme in enumerate(extremes):
+            padded_extremes[index, plan, : (stop - first) * units] = extreme[
+                first * units : stop * units
+            ]
+    return StepTables(
+        padded_words,
+        padded_extremes,
+        starts=(np.cumsum(lengths, axis=1) - lengths).astype(np.int32),
+        lengths=lengths.astype(np.int32),
+        first_row=first_row.astype(np.int32),
+        edges=edges.astype(np.int32),
+    )
