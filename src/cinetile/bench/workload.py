@@ -84,7 +84,11 @@ class Workload:
             ValueError: the name is unknown.
             NotImplementedError: the implementation cannot run on this machine.
         """
-        block_q, block_kv = default_blocks(self.grid.num_tokens, self.dtype, implementation)
+        blocks = default_blocks(self.grid.num_tokens, self.dtype, implementation)
+        return self.with_block_sizes(*blocks)
+
+    def with_block_sizes(self, block_q: int, block_kv: int) -> "Workload":
+        """Fills in these tile sizes where none were asked for."""
         return replace(self, block_q=self.block_q or block_q, block_kv=self.block_kv or block_kv)
 
     def plan(self, mode: str) -> TilePlan:

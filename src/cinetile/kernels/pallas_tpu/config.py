@@ -12,7 +12,7 @@ _MATRIX_UNIT = 256
 _PREFERRED_GROUP = 3
 _MAX_GROUP = 5
 _MAX_SPAN = 1536
-_FULL_TILE_CHUNKS = 20
+_FULL_TILE_CHUNKS = 10
 
 # Fits v6e (128 MiB), v5p and tpu7x (64 MiB), with room for what the compiler spills.
 VMEM_LIMIT_BYTES = 56 << 20
@@ -64,7 +64,7 @@ class KernelConfig:
             kv_chunk,
             kv_span=kv_chunk * _largest_divisor(block_kv // kv_chunk, _MAX_SPAN // _MATRIX_UNIT),
             group=q_chunk * _group_chunks(block_q // q_chunk),
-            full_group=q_chunk * _largest_divisor(block_q // q_chunk, _FULL_TILE_CHUNKS),
+            full_group=q_chunk * _balanced(block_q // q_chunk, _FULL_TILE_CHUNKS),
             softmax=softmax,
             part=part,
         )
@@ -100,6 +100,11 @@ def _chunk(block: int) -> int:
 
 def _largest_divisor(number: int, limit: int) -> int:
     return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+def _balanced(number: int, limit: int) -> int:
+    """Size of pieces of at most `limit` that differ as little as possible."""
+    return -(-number // -(-number // limit))
 
 
 def _group_chunks(chunks: int) -> int:

@@ -24,7 +24,7 @@ from cinetile.plans import TilePlan
 HEAD_DIMS = (64, 128, 256)
 SOFTMAXES: tuple[Softmax, ...] = ("fixed", "online")
 _MINIMUM_JAX = (0, 10)
-_DEFAULT_BLOCKS = {"bfloat16": (4096, 3072), "float32": (1024, 1024)}
+_DEFAULT_BLOCKS = {"bfloat16": (4608, 3072), "float32": (1024, 1024)}
 _LOG2_E = math.log2(math.e)
 
 
@@ -227,7 +227,7 @@ def _merge(first: call.Outputs, second: call.Outputs) -> call.Outputs:
 
 def _heads_first(
     array: Float[Array, "batch tokens heads head_dim"],
-) -> Float[Array, "batch*heads tokens padded_head_dim"]:
+) -> Float[Array, "all_heads tokens padded_head_dim"]:
     batch, tokens, heads, head_dim = array.shape
     missing = _padded_head_dim(head_dim) - head_dim
     flat = array.swapaxes(1, 2).reshape(batch * heads, tokens, head_dim)

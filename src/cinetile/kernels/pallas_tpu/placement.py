@@ -1,25 +1,16 @@
 """Moving the tokens of each head to the order that its plan's mask prefers, and back."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
 from cinetile.grid import TokenGrid, TokenOrder
 
 
-class Move(Protocol):
-    """`place` or `restore`."""
-
-    def __call__(
-        self, array: Shaped[Array, "..."], order: TokenOrder, grid: TokenGrid, *, axis: int
-    ) -> Shaped[Array, "..."]: ...
-
-
 def move_heads(
-    move: Move,
+    move: Callable[..., Array],
     array: Shaped[Array, "heads tokens ..."],
     routes: Int[Array, " heads"],
     orders: Sequence[TokenOrder],
@@ -46,5 +37,5 @@ def move_heads(
     # One head after the other, so that each head runs its own branch alone.
     return jax.lax.map(
         lambda one: jax.lax.switch(one[0], branches, one[1]),
-        (jax.numpy.asarray(branch_of)[routes], array),
+        (jnp.asarray(branch_of)[routes], array),
     )

@@ -38,7 +38,7 @@ class StepTable(NamedTuple):
     """
 
     lookup: Int[Array, " granules"]
-    first_step: Int[Array, " heads+1"]
+    first_step: Int[Array, " heads_plus_1"]
     shift: Int[Array, " heads"]
     head: Int[Array, " heads"]
     plan: Int[Array, " heads"]
@@ -54,7 +54,7 @@ def order_heads(plans: Int[Array, " heads"], active: Bool[Array, " heads"]) -> H
     return HeadOrder(heads, plans[heads], active.sum(dtype=jnp.int32))
 
 
-def step_table(order: HeadOrder, tables: StepTables, index: Int[Array, ""]) -> StepTable:
+def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]) -> StepTable:
     """The steps of one range of query tiles.
 
     Args:

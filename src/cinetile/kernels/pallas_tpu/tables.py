@@ -41,7 +41,7 @@ class StepTables:
     """
 
     words: Int[np.ndarray, "ranges words"]
-    extremes: Int[np.ndarray, "ranges plans units*6"]
+    extremes: Int[np.ndarray, "ranges plans extremes_of_units"]
     starts: Int[np.ndarray, "ranges plans"]
     lengths: Int[np.ndarray, "ranges plans"]
     first_row: Int[np.ndarray, " ranges"]
@@ -115,7 +115,7 @@ def _normalised_edges(plan: TilePlan) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def _unit_extremes(
     edges: Int[np.ndarray, "3 padded_queries"], plan: TilePlan, config: KernelConfig
-) -> Int[np.ndarray, " q_tiles*groups*6"]:
+) -> Int[np.ndarray, " extremes_of_units"]:
     tiles = np.arange(plan.geometry.num_q_tiles)[:, None] * config.block_q
     starts = (tiles + np.arange(config.groups) * config.group).ravel()
     extremes = np.stack(

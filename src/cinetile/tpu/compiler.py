@@ -1,0 +1,110 @@
+"""The child process that compiles: `python -m cinetile.tpu.compiler DUMP RESULT < job`.
+
+Started by `aot` alone, which prepares its environment.
+"""
+
+import pickle
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from cinetile.kernels.pallas_tpu import call
+from cinetile.kernels.pallas_tpu.config import SUBLANES
+from cinetile.kernels.pallas_tpu.routing import order_heads
+from cinetile.kernels.pallas_tpu.tables import step_tables
+from cinetile.tpu.aot import (
+    CompiledKernel,
+    CompiledSplash,
+    Failure,
+    KernelJob,
+    SplashJob,
+)
+from cinetile.tpu.bundles import DumpFormatError, read_dump
+from cinetile.tpu.splash import read_splash_dump, splash_call
+from cinetile.tpu.targets import TARGETS, Target
+
+_VMEM_OVERFLOW = re.compile(r"E1001|vmem.*(exceed|limit|exhaust)|(exceed|exhaust).*vmem", re.I)
+
+
+def main() -> None:
+    """Compiles the job on stdin and writes its result, or why there is none."""
+    dump, result = (Path(argument) for argument in sys.argv[1:3])
+    job = pickle.loads(sys.stdin.buffer.read())
+    try:
+        found: Any = _compile(job, dump)
+    except DumpFormatError as error:
+        found = Failure("DumpFormatError", str(error))
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+        overflow = _VMEM_OVERFLOW.search(message) is not None
+        found = Failure("VmemOverflowError" if overflow else "TpuCompileError", message[:2000])
+    result.write_bytes(pickle.dumps(found))
+
+
+def _compile(job: KernelJob | SplashJob, dump: Path) -> CompiledKernel | CompiledSplash:
+    target = TARGETS[job.target]
+    _lower_for(target)
+    if isinstance(job, SplashJob):
+        function, shapes = splash_call(job)
+    else:
+        function, shapes = _kernel_call(job)
+    device = topologies.get_topology_desc(
+        platform="tpu", topology_name=target.topology, **target.topology_options
+    ).devices[0]
+    sharding = SingleDeviceSharding(device)
+    on_device = jax.tree.map(
+        lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding), shapes
+    )
+    lowered = jax.jit(function).lower(*on_device)
+    wall, cpu = time.perf_counter(), _cpu_seconds()
+    lowered.compile()
+    wall, cpu = time.perf_counter() - wall, _cpu_seconds() - cpu
+    if isinstance(job, SplashJob):
+        return CompiledSplash(read_splash_dump(dump), wall)
+    return CompiledKernel(read_dump(dump, call.KERNEL_NAME, job.config), wall, cpu)
+
+
+def _lower_for(target: Target) -> None:
+    """Tells pallas, which asks the default backend, which chip to lower for."""
+    try:
+        from jax._src.pallas.mosaic import tpu_info
+
+        chip = getattr(tpu_info.ChipVersion, target.chip)
+        tpu_info.registry["cpu"] = lambda: tpu_info._get_tpu_info_impl(chip, 1)
+    except (ImportError, AttributeError) as error:
+        raise DumpFormatError(f"this jax cannot be told a TPU to lower for: {error}") from error
+
+
+def _kernel_call(job: KernelJob) -> tuple[Any, Any]:
+    config, heads, tokens = job.config, job.heads, job.plan.mask.num_tokens
+    dtype = jnp.dtype(job.dtype)
+    padded = job.plan.geometry.num_kv_tiles * config.block_kv
+    tables = step_tables([job.plan], config, heads)
+    token_major = jax.ShapeDtypeStruct((heads, tokens, job.head_dim), dtype)
+    per_row = jax.ShapeDtypeStruct((heads, 1, tokens), jnp.float32)
+    value_t = jax.ShapeDtypeStruct((heads, job.head_dim + SUBLANES, padded), dtype)
+    inputs = call.KernelInputs(token_major, token_major, value_t, per_row)  # pyright: ignore[reportArgumentType]
+    outputs = call.Outputs(token_major, per_row)  # pyright: ignore[reportArgumentType]
+
+    def function(inputs: Any, outputs: Any, active: Any) -> Any:
+        order = order_heads(jnp.zeros(heads, jnp.int32), active)
+        return call.run_range(inputs, order, tables, config, outputs)
+
+    return function, (inputs, outputs, jax.ShapeDtypeStruct((heads,), jnp.bool_))
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The chips that kernels can be compiled for without one."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip, as the compiler names it and as the estimate needs it.
+
+    Attributes:
+        name: what `cinetile tpu --target` takes.
+        topology: name of a slice of it that the compiler knows.
+        topology_options: what else the compiler wants to know of the slice.
+        chip: name of the chip in `pallas`' table of TPUs.
+        clock_ghz: bundles per nanosecond.
+        matrix_unit: rows and columns of a matrix unit.
+        flops_per_bundle: of the matrix units in bfloat16, when they are full.
+        hbm_bytes_per_us: of the main memory.
+        vmem_bytes: vector memory of a core.
+    """
+
+    name: str
+    topology: str
+    chip: str
+    clock_ghz: float
+    matrix_unit: int
+    flops_per_bundle: int
+    hbm_bytes_per_us: float
+    vmem_bytes: int
+    topology_options: dict[str, Any] = field(default_factory=dict)
+
+
+# Clocks of v6e and v5p follow from their published peaks (918 and 459 TFLOP/s) and their matrix
+# units; that of tpu7x likewise, from 2,307 TFLOP/s over two cores.
+TARGETS = {
+    target.name: target
+    for target in (
+        Target(
+            "v6e",
+            "v6e:1x1",
+            "TPU_V6E",
+            clock_ghz=1.75,
+            matrix_unit=256,
+            flops_per_bundle=2 * 4 * 256 * 256,
+            hbm_bytes_per_us=1.64e6,
+            vmem_bytes=128 << 20,
+            topology_options={"chips_per_host_bounds": [1, 1, 1]},
+        ),
+        Target(
+            "v5p",
+            "v5p:2x2x1",
+            "TPU_V5P",
+            clock_ghz=1.75,
+            matrix_unit=128,
+            flops_per_bundle=2 * 8 * 128 * 128,
+            hbm_bytes_per_us=2.765e6,
+            vmem_bytes=64 << 20,
+        ),
+        Target(
+            "tpu7x",
+            "tpu7x:2x2x1",
+            "TPU_7X",
+            clock_ghz=2.2,
+            matrix_unit=256,
+            flops_per_bundle=2 * 4 * 256 * 256,
+            hbm_bytes_per_us=3.69e6,
+            vmem_bytes=64 << 20,
+        ),
+    )
+}
