@@ -58,7 +58,7 @@ class TestPallasTpu(KernelSuite):
     # Queries are rounded to bfloat16 once more, after the scale is folded into them.
     lse_tolerances: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 3e-2}
 
-    @pytest.mark.parametrize("case", map(find, CASE_NAMES), ids=str)
+    @pytest.mark.parametrize("case", [find(name) for name in CASE_NAMES], ids=str)
     def test_output_and_lse(self, case: KernelCase) -> None:
         super().test_output_and_lse(case)
 
@@ -97,8 +97,9 @@ class TestTwoKernels:
 def attend(
     arrays: Any, plan: Any, implementation: str = "pallas_tpu", **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
+    query, key, value = map(jnp.asarray, arrays)
     output, lse = ct.attention(
-        *map(jnp.asarray, arrays), plan, implementation=implementation, return_lse=True, **options
+        query, key, value, plan, implementation=implementation, return_lse=True, **options
     )
     return np.asarray(output, np.float64), np.asarray(lse, np.float64)
 
@@ -198,13 +199,15 @@ class TestUnits:
         ]
         config = KernelConfig(80, 64, 16, 16, 32, 32, 48, softmax)
         query, key, value = (
-            np.random.default_rng(n).standard_normal((4, 210, 16), np.float32) for n in range(3)
+            jnp.asarray(np.random.default_rng(n).standard_normal((4, 210, 16), np.float32))
+            for n in range(3)
         )
         routes = np.array([1, 0, 2, 1])
-        bounds = guard.row_bounds(jnp.asarray(query), jnp.asarray(key))
+        bounds = guard.row_bounds(query, key)
         inputs = call.KernelInputs(
-            *map(jnp.asarray, (query, key)),
-            call.transpose_value(jnp.asarray(value), 64),
+            query,
+            key,
+            call.transpose_value(value, 64),
             (bounds - guard.RECENTRE)[:, None],
         )
         limit = SMEM_LIMIT_BYTES if ranges == 1 else 700
@@ -218,12 +221,11 @@ class TestUnits:
         assert not np.asarray(found.output[2]).any()
         for head in (0, 1, 3):
             kept = plans[routes[head]].mask_kept()
-            scores = np.where(kept, query[head].astype(float) @ key[head].T, -np.inf)
+            exact = np.asarray(query[head], float) @ np.asarray(key[head], float).T
+            scores = np.where(kept, exact, -np.inf)
             weights = np.exp2(scores - scores.max(1, keepdims=True))
             sums = weights.sum(1, keepdims=True)
-            np.testing.assert_allclose(
-                found.output[head], weights @ value[head] / sums, 2e-5, 2e-5
-            )
+            np.testing.assert_allclose(found.output[head], weights @ value[head] / sums, 2e-5, 2e-5)
             lse = (scores.max(1) + np.log2(sums[:, 0])) * np.log(2)
             np.testing.assert_allclose(found.lse[head, 0], lse, 2e-5, 2e-5)
 

@@ -90,9 +90,7 @@ def tpu_command(
     if implementation not in (None, "pallas_tpu"):
         raise click.UsageError("--implementation is always pallas_tpu here")
     with argument_errors():
-        config = StaticConfig(
-            make_workload(**shape), target, modes, softmaxes, two_kernels, rivals
-        )
+        config = StaticConfig(make_workload(**shape), target, modes, softmaxes, two_kernels, rivals)
     with progress_on_stderr() as progress:
         result = static_report(config, progress)
     report(result.to_dict(), json_target, lambda console: _print(console, result))
@@ -148,7 +146,9 @@ def _print(console: Console, result: StaticReport) -> None:
 def _print_bundles(console: Console, result: StaticReport) -> None:
     seen = {row.softmax: row for row in result.rows}
     kinds = list(dict.fromkeys(kind for row in seen.values() for kind in row.bundles_per_mpair))
-    table = numbers("bundles for 2^20 pairs", *(kind.replace("_", " ") for kind in kinds), "compile")
+    table = numbers(
+        "bundles for 2^20 pairs", *(kind.replace("_", " ") for kind in kinds), "compile"
+    )
     for softmax, row in seen.items():
         costs = [f"{row.bundles_per_mpair[kind]:,.0f}" for kind in kinds]
         table.add_row(softmax, *costs, f"{row.compile_s:.0f} s")

@@ -21,16 +21,16 @@ _MIN_BUNDLES = 50
 # Weights of one exponential instruction: a vector register of 8 x 128.
 _PER_EXPONENTIAL = 1024
 _SLOTS = {
-    "matrix": 2,
-    "cross_lane": 2,
-    "vector": 4,
-    "pop": 2,
-    "transcendental": 1,
-    "load": 3,
-    "fill": 3,
-    "store": 2,
-    "spill": 2,
-    "scalar": 2,
+    "MXU": "matrix",
+    "XLU": "cross_lane",
+    "VALU": "vector",
+    "VPOP": "pop",
+    "EUP": "transcendental",
+    "VLOAD": "load",
+    "VLOAD:FILL": "fill",
+    "VSTORE": "store",
+    "VSTORE:SPILL": "spill",
+    "SALU": "scalar",
 }
 
 
@@ -194,17 +194,21 @@ def parse_allocations(text: str) -> tuple[int, int]:
     return totals["vmem"], totals["smem"]
 
 
-def parse_utilisation(text: str, num_bundles: int) -> list[list[int]]:
-    """How many slots of each kind every bundle fills."""
-    rows = []
-    for line in text.splitlines():
-        cells = line.split()
-        if len(cells) == len(_SLOTS) and all(cell.isdigit() for cell in cells):
-            rows.append([int(cell) for cell in cells])
-    # The first row holds the capacities in some versions.
-    if len(rows) not in (num_bundles, num_bundles + 1):
-        raise DumpFormatError(f"{len(rows)} rows of slot use found for {num_bundles} bundles")
-    return rows[-num_bundles:]
+def parse_utilisation(text: str, num_bundles: int) -> list[list[float]]:
+    """Which share of the slots of each kind every bundle fills."""
+    lines = text.splitlines()
+    header = ", ".join(_SLOTS)
+    if header not in lines:
+        raise DumpFormatError(f"no columns {header} found in the TPU compiler's slot use")
+    numbers = [
+        [int(cell) for cell in cells]
+        for cells in map(str.split, lines[lines.index(header) + 1 :])
+        if len(cells) == len(_SLOTS) and all(cell.isdigit() for cell in cells)
+    ]
+    if len(numbers) != num_bundles + 1:
+        raise DumpFormatError(f"{len(numbers)} rows of slot use found for {num_bundles} bundles")
+    capacities, *rows = numbers
+    return [[used / slots for used, slots in zip(row, capacities, strict=True)] for row in rows]
 
 
 def expected_bodies(config: KernelConfig) -> list[tuple[str, int]]:
@@ -246,9 +250,7 @@ def _leaves(regions: list[tuple[int, int]], products: list[int]) -> list[tuple[i
     return leaves
 
 
-def _idle_regions(
-    regions: list[tuple[int, int]], products: list[int]
-) -> list[tuple[int, int]]:
+def _idle_regions(regions: list[tuple[int, int]], products: list[int]) -> list[tuple[int, int]]:
     """Outermost regions of some length without products: what starts and ends a query tile."""
     idle = [region for region in regions if not _sum(products, region)]
     return [
@@ -283,11 +285,9 @@ def _name_bodies(
     return tuple(bodies)
 
 
-def _mean_utilisation(
-    rows: list[list[int]], regions: list[tuple[int, int]]
-) -> dict[str, float]:
+def _mean_utilisation(rows: list[list[float]], regions: list[tuple[int, int]]) -> dict[str, float]:
     inside = [row for first, last in regions for row in rows[first : last + 1]]
     return {
-        name: round(sum(row[index] for row in inside) / (capacity * len(inside)), 3)
-        for index, (name, capacity) in enumerate(_SLOTS.items())
+        name: round(sum(row[index] for row in inside) / len(inside), 3)
+        for index, name in enumerate(_SLOTS.values())
     }

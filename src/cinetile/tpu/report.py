@@ -72,10 +72,9 @@ class StaticConfig:
         for rival in self.rivals:
             _checks.choice("rivals", rival, RIVALS)
         workload = self.workload
-        _checks.choice("head_dim", workload.head_dim, HEAD_DIMS)
-        blocks = PallasTpuImplementation().default_blocks(
-            workload.grid.num_tokens, workload.dtype
-        )
+        if workload.head_dim not in HEAD_DIMS:
+            raise ValueError(f"head_dim must be one of {HEAD_DIMS}, got {workload.head_dim}")
+        blocks = PallasTpuImplementation().default_blocks(workload.grid.num_tokens, workload.dtype)
         object.__setattr__(self, "workload", workload.with_block_sizes(*blocks))
 
 
@@ -192,7 +191,9 @@ def static_report(
     plans = {mode: workload.plan(mode) for mode in config.modes}
     implementation = PallasTpuTwoKernels if config.two_kernels else PallasTpuImplementation
     parts = implementation.parts
-    jobs = [(softmax, part) for softmax in config.softmaxes for part in parts]
+    jobs: list[tuple[Softmax, Part]] = [
+        (softmax, part) for softmax in config.softmaxes for part in parts
+    ]
     compiled = {}
     for done, (softmax, part) in enumerate(jobs):
         progress("compiling", f"{softmax} softmax, {part} tiles", done, len(jobs))
@@ -254,9 +255,7 @@ def _row(
         steps_ms=sum(one.steps_ms for one in estimates),
         memory_ms=sum(one.memory_ms for one in estimates) + merge_ms,
         bundles_per_mpair=costs,
-        floor_ms=floor_ms(
-            plan.stats.kept_pairs, target, heads, workload.head_dim, workload.dtype
-        ),
+        floor_ms=floor_ms(plan.stats.kept_pairs, target, heads, workload.head_dim, workload.dtype),
         vmem_bytes=max(one.dump.vmem_bytes for one in compiled.values()),
         smem_bytes=smem,
         compile_s=round(sum(one.seconds for one in compiled.values()), 2),

@@ -39,7 +39,7 @@ def splash_call(job: "SplashJob") -> tuple[Any, Any]:
         q_seq_shards=1,
     )
     shape = jax.ShapeDtypeStruct((job.heads, tokens, job.head_dim), jnp.bfloat16)
-    return lambda query, key, value: kernel(query, key, value), (shape, shape, shape)
+    return kernel, (shape, shape, shape)
 
 
 def read_splash_dump(folder: Path) -> int:

@@ -89,7 +89,7 @@ def run(
             return one_range(0, outputs)
         return jax.lax.fori_loop(0, ranges, one_range, outputs)
 
-    return jax.lax.cond(order.count > 0, all_ranges, lambda outputs: outputs, outputs)
+    return jax.lax.cond(order.num_active > 0, all_ranges, lambda outputs: outputs, outputs)
 
 
 def run_range(
@@ -141,29 +141,38 @@ def run_range(
     return Outputs(*result)
 
 
+class _Place(NamedTuple):
+    """Where a grid step works; traced scalars."""
+
+    head: Any
+    row: Any
+    column: Any
+    plan: Any
+
+
 def _block_specs(config: KernelConfig, tables: StepTables, head_dim: int) -> list[pl.BlockSpec]:
     """Blocks of query, key, value_t, bound, edges, output and lse."""
     bits = tables.granule_bits()
     block_q, block_kv = config.block_q, config.block_kv
 
-    def spec(shape: tuple[int, ...], place: Callable[..., tuple[Any, ...]]) -> pl.BlockSpec:
+    def spec(shape: tuple[int, int], index: Callable[[_Place], tuple[Any, ...]]) -> pl.BlockSpec:
         def index_map(step: Any, *tables: Any) -> tuple[Any, ...]:
             refs = StepRefs(*tables)
             position = refs.position(step, bits)
             word = refs.word(step, position)
             row = row_of(word) + refs.first_row[0]
-            return place(refs.head[position], row, column_of(word), refs.plan[position])
+            return index(_Place(refs.head[position], row, column_of(word), refs.plan[position]))
 
         return pl.BlockSpec((None, *shape), index_map)
 
-    by_row = spec((block_q, head_dim), lambda head, row, column, plan: (head, row, 0))
-    by_row_on_lanes = spec((1, block_q), lambda head, row, column, plan: (head, 0, row))
+    by_row = spec((block_q, head_dim), lambda at: (at.head, at.row, 0))
+    by_row_on_lanes = spec((1, block_q), lambda at: (at.head, 0, at.row))
     return [
         by_row,
-        spec((block_kv, head_dim), lambda head, row, column, plan: (head, column, 0)),
-        spec((head_dim + SUBLANES, block_kv), lambda head, row, column, plan: (head, 0, column)),
+        spec((block_kv, head_dim), lambda at: (at.head, at.column, 0)),
+        spec((head_dim + SUBLANES, block_kv), lambda at: (at.head, 0, at.column)),
         by_row_on_lanes,
-        spec((EDGES, block_q), lambda head, row, column, plan: (plan, 0, row)),
+        spec((EDGES, block_q), lambda at: (at.plan, 0, at.row)),
         by_row,
         by_row_on_lanes,
     ]

@@ -122,12 +122,20 @@ def _attend(
     query_orders = [plan.mask.query_order for plan in plans]
     key_orders = [plan.mask.key_order for plan in plans]
     scaled = (query.astype(jnp.float32) * (scale * _LOG2_E)).astype(query.dtype)
-    placed = [
+    placed_query, placed_key, placed_value = (
         move_heads(place, _heads_first(array), flat_routes, orders, grid)
         for array, orders in ((scaled, query_orders), (key, key_orders), (value, key_orders))
-    ]
+    )
     parts = [
-        _attend_part(*placed, flat_routes, plans, part, implementation.interpret)
+        _attend_part(
+            placed_query,
+            placed_key,
+            placed_value,
+            flat_routes,
+            plans,
+            part,
+            implementation.interpret,
+        )
         for part in implementation.parts
     ]
     outputs = parts[0] if len(parts) == 1 else _merge(*parts)

@@ -9,6 +9,7 @@ chunk outermost; the first product of a pair that lies ahead is issued before th
 current one. The compiler overlaps matrix and vector units only as far as the program order lets it.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -147,14 +148,20 @@ def _masked_tile(
         at = (row * config.groups + group) * EXTREMES
         extremes = [tables.extremes[plan, at + n] for n in range(EXTREMES)]
         cases = unit_cases(extremes, tile_key0 + key0, config.kv_span, naive)
-        sink_alone = cases.pop("sink")
-        for kind, case in cases.items():
-
-            @pl.when(case)
-            def _(kind: Kind = kind) -> None:  # pyright: ignore[reportArgumentType]
-                _unit(
-                    arrays, config, kind, column, chunks, key0, tile_key0, head_dim, sink_alone
-                )
+        for kind in KINDS:
+            run = functools.partial(
+                _unit,
+                arrays,
+                config,
+                kind,
+                column,
+                chunks,
+                key0,
+                tile_key0,
+                head_dim,
+                cases["sink"],
+            )
+            pl.when(cases[kind])(run)
 
     _each_unit(config, config.group, unit)
 
@@ -314,9 +321,7 @@ def _rescale(accumulator: Ref, at: Any, factor: Float[Array, "rows q_chunk"]) ->
     accumulator[:, at] = scaled.reshape(-1, q_chunk)
 
 
-def _finish(
-    arrays: _Arrays, config: KernelConfig, head_dim: int, output: Ref, lse: Ref
-) -> None:
+def _finish(arrays: _Arrays, config: KernelConfig, head_dim: int, output: Ref, lse: Ref) -> None:
     """Normalises a query tile; rows that kept nothing get 0 and minus infinity."""
     if config.softmax == "fixed":
         sums = arrays.total[...].sum(0, keepdims=True)

@@ -1,6 +1,7 @@
 """Moving the tokens of each head to the order that its plan's mask prefers, and back."""
 
 from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np

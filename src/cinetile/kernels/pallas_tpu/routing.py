@@ -15,12 +15,12 @@ class HeadOrder(NamedTuple):
     Attributes:
         heads: all heads, those to run first.
         plans: the plan of each.
-        count: how many are to run.
+        num_active: how many are to run.
     """
 
     heads: Int[Array, " heads"]
     plans: Int[Array, " heads"]
-    count: Int[Array, ""]
+    num_active: Int[Array, ""]
 
 
 class StepTable(NamedTuple):
@@ -64,7 +64,7 @@ def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]
     """
     heads = order.heads.size
     bits = tables.granule_bits()
-    running = jnp.arange(heads) < order.count
+    running = jnp.arange(heads) < order.num_active
     steps = jnp.where(running, jnp.asarray(tables.lengths)[index][order.plans], 0)
     first_step = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(steps, dtype=jnp.int32)])
     granule_starts = np.arange(tables.granules(heads), dtype=np.int32) << bits

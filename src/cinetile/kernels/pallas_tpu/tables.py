@@ -1,5 +1,6 @@
 """What the kernel is told of a tile plan: tile words, row edges, and their extremes."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,11 +71,9 @@ def step_tables(
     edges = [_padded_edges(plan) for plan in plans]
     extremes = [_unit_extremes(edge, plan, config) for edge, plan in zip(edges, plans, strict=True)]
     words = [_row_words(plan, config) for plan in plans]
-    for ranges in range(1, rows + 1):
-        tables = _cut(words, extremes, np.stack(edges), ranges)
-        if tables.smem_bytes(heads) <= limit:
-            break
-    return tables
+    cut = functools.partial(_cut, words, extremes, np.stack(edges))
+    fitting = (tables for tables in map(cut, range(1, rows)) if tables.smem_bytes(heads) <= limit)
+    return next(fitting, None) or cut(rows)
 
 
 def tile_words(plan: TilePlan, config: KernelConfig) -> Int[np.ndarray, " words"]:
