@@ -210,11 +210,11 @@ class TestUnits:
             call.transpose_value(value, 64),
             (bounds - guard.RECENTRE)[:, None],
         )
-        limit = SMEM_LIMIT_BYTES if ranges == 1 else 700
+        limit = SMEM_LIMIT_BYTES if ranges == 1 else 600
         tables = step_tables(plans, config, 4, limit=limit)
         assert len(tables.words) == ranges
         order = order_heads(jnp.asarray(routes), jnp.array([True, True, False, True]))
-        outputs = call.empty_outputs(inputs.query)
+        outputs = call.empty_outputs(inputs.query, 240)
         found = jax.jit(
             lambda inputs, order, outputs: call.run(inputs, order, tables, config, outputs, True)
         )(inputs, order, outputs)
@@ -225,9 +225,9 @@ class TestUnits:
             scores = np.where(kept, exact, -np.inf)
             weights = np.exp2(scores - scores.max(1, keepdims=True))
             sums = weights.sum(1, keepdims=True)
-            np.testing.assert_allclose(found.output[head], weights @ value[head] / sums, 2e-5, 2e-5)
+            np.testing.assert_allclose(found.output[head, :210], weights @ value[head] / sums, 2e-5, 2e-5)
             lse = (scores.max(1) + np.log2(sums[:, 0])) * np.log(2)
-            np.testing.assert_allclose(found.lse[head, 0], lse, 2e-5, 2e-5)
+            np.testing.assert_allclose(found.lse[head, 0, :210], lse, 2e-5, 2e-5)
 
     @pytest.mark.parametrize("build", [ct.spatial_mask, ct.temporal_mask])
     def test_kinds_are_right_and_cheapest(self, build: Any) -> None:

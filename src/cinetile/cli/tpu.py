@@ -133,13 +133,10 @@ def _print(console: Console, result: StaticReport) -> None:
     _print_bundles(console, result)
     calibration = numbers("calibration", "published", "static estimate", "error")
     for row in CALIBRATION:
-        known = row.static_ms is not None
-        calibration.add_row(
-            row.name,
-            f"{row.published_ms:.2f} ms",
-            f"{row.static_ms:.1f} ms" if known else "not recorded",
-            f"{row.static_ms / row.published_ms - 1:+.1%}" if known else "",
-        )
+        cells = ["not recorded", ""]
+        if row.static_ms is not None:
+            cells = [f"{row.static_ms:.1f} ms", f"{row.static_ms / row.published_ms - 1:+.1%}"]
+        calibration.add_row(row.name, f"{row.published_ms:.2f} ms", *cells)
     console.print(calibration)
 
 

@@ -65,7 +65,7 @@ class KernelJob:
 
 @dataclass(frozen=True)
 class SplashJob:
-    """jax's stock splash attention to compile, dense, with its tokens padded to whole tiles.
+    """jax's stock splash attention to compile, dense, with its tokens padded to whole tiles both ways.
 
     Attributes:
         target: name in `TARGETS`.

@@ -3,6 +3,7 @@
 Started by `aot` alone, which prepares its environment.
 """
 
+import functools
 import pickle
 import re
 import resource
@@ -86,13 +87,15 @@ def _lower_for(target: Target) -> None:
 def _kernel_call(job: KernelJob) -> tuple[Any, Any]:
     config, heads, tokens = job.config, job.heads, job.plan.mask.num_tokens
     dtype = jnp.dtype(job.dtype)
-    padded = job.plan.geometry.num_kv_tiles * config.block_kv
+    rows, padded = job.plan.geometry.num_q_tiles, job.plan.geometry.num_kv_tiles * config.block_kv
     tables = step_tables([job.plan], config, heads)
     token_major = jax.ShapeDtypeStruct((heads, tokens, job.head_dim), dtype)
     per_row = jax.ShapeDtypeStruct((heads, 1, tokens), jnp.float32)
     value_t = jax.ShapeDtypeStruct((heads, job.head_dim + SUBLANES, padded), dtype)
     inputs = call.KernelInputs(token_major, token_major, value_t, per_row)  # pyright: ignore[reportArgumentType]
-    outputs = call.Outputs(token_major, per_row)  # pyright: ignore[reportArgumentType]
+    outputs = jax.eval_shape(
+        functools.partial(call.empty_outputs, tokens=rows * config.block_q), token_major
+    )
 
     def function(inputs: Any, outputs: Any, active: Any) -> Any:
         order = order_heads(jnp.zeros(heads, jnp.int32), active)

@@ -1,5 +1,6 @@
 """The rival that anyone can compile: jax's stock splash attention."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ def splash_call(job: "SplashJob") -> tuple[Any, Any]:
         splash_attention_mask,
     )
 
-    block = max(job.block_q, job.block_kv)
+    block = math.lcm(job.block_q, job.block_kv)
     tokens = -(-job.num_tokens // block) * block
     mask = splash_attention_mask.FullMask((tokens, tokens))
     sizes = splash_attention_kernel.BlockSizes(

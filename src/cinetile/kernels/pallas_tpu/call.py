@@ -41,14 +41,17 @@ class KernelInputs(NamedTuple):
 class Outputs(NamedTuple):
     """Buffers that runs write one after the other, each its own heads and query tiles."""
 
-    output: Float[Array, "heads tokens head_dim"]
-    lse: Float[Array, "heads 1 tokens"]
+    output: Float[Array, "heads padded_tokens head_dim"]
+    lse: Float[Array, "heads 1 padded_tokens"]
 
 
-def empty_outputs(query: Float[Array, "heads tokens head_dim"]) -> Outputs:
-    """Outputs of heads that no run has written yet."""
-    heads, tokens, _ = query.shape
-    return Outputs(jnp.zeros_like(query), jnp.zeros((heads, 1, tokens), jnp.float32))
+def empty_outputs(query: Float[Array, "heads tokens head_dim"], tokens: int) -> Outputs:
+    """Outputs that no run has written yet, of as many tokens as whole query tiles have."""
+    heads, _, head_dim = query.shape
+    return Outputs(
+        jnp.zeros((heads, tokens, head_dim), query.dtype),
+        jnp.zeros((heads, 1, tokens), jnp.float32),
+    )
 
 
 def transpose_value(

@@ -139,8 +139,9 @@ def _attend(
         for part in implementation.parts
     ]
     outputs = parts[0] if len(parts) == 1 else _merge(*parts)
-    output = move_heads(restore, outputs.output[..., :head_dim], flat_routes, query_orders, grid)
-    lse = move_heads(restore, outputs.lse[:, 0], flat_routes, query_orders, grid)
+    output, lse = outputs.output[:, :tokens, :head_dim], outputs.lse[:, 0, :tokens]
+    output = move_heads(restore, output, flat_routes, query_orders, grid)
+    lse = move_heads(restore, lse, flat_routes, query_orders, grid)
     return (
         output.reshape(batch, heads, tokens, head_dim).swapaxes(1, 2),
         lse.reshape(batch, heads, tokens).swapaxes(1, 2),
@@ -188,7 +189,8 @@ def _attend_part(
     """Runs the tiles of one part: each tile geometry and each softmax has a kernel of its own."""
     bounds = row_bounds(query, key)
     safe = is_safe(bounds, value)
-    outputs = call.empty_outputs(query)
+    padded = max(plan.geometry.num_q_tiles * plan.block_q for plan in plans)
+    outputs = call.empty_outputs(query, padded)
     for block_q, block_kv, chosen, local_routes in _geometries(plans, routes):
         inputs = call.KernelInputs(
             query, key, call.transpose_value(value, block_kv), (bounds - RECENTRE)[:, None]
