@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+AOT := $(VENV)-aot
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python $(PIP_INSTALL)
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types docs bench clean
+.PHONY: demo test tpu-aot lint types docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -14,6 +16,9 @@ demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, an
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2
+
+tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
+	$(AOT)/bin/python -m pytest tests/tpu_aot
 
 lint: $(VENV)/.dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -27,10 +32,16 @@ bench: $(VENV)/.bench  ## the figures in docs/measurements.md
 	$(BIN)/python -m benchmarks.portable_kernel
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(AOT) out
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+# Its own environment: libtpu is large, and nothing else needs it.
+$(AOT)/.ready: $(INSTALL_INPUTS)
+	$(PYTHON) -m venv $(AOT)
+	$(AOT)/bin/python $(PIP_INSTALL) --editable '.[tpu-aot]' beartype hypothesis pytest
+	@touch $@
 
 $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
 	$(PIP) --editable '.[plot,video]'

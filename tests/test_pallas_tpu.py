@@ -225,7 +225,9 @@ class TestUnits:
             scores = np.where(kept, exact, -np.inf)
             weights = np.exp2(scores - scores.max(1, keepdims=True))
             sums = weights.sum(1, keepdims=True)
-            np.testing.assert_allclose(found.output[head, :210], weights @ value[head] / sums, 2e-5, 2e-5)
+            np.testing.assert_allclose(
+                found.output[head, :210], weights @ value[head] / sums, 2e-5, 2e-5
+            )
             lse = (scores.max(1) + np.log2(sums[:, 0])) * np.log(2)
             np.testing.assert_allclose(found.lse[head, 0, :210], lse, 2e-5, 2e-5)
 

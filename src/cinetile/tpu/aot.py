@@ -65,7 +65,7 @@ class KernelJob:
 
 @dataclass(frozen=True)
 class SplashJob:
-    """jax's stock splash attention to compile, dense, with its tokens padded to whole tiles both ways.
+    """jax's stock splash attention to compile, dense, its tokens padded to whole tiles.
 
     Attributes:
         target: name in `TARGETS`.

@@ -1,0 +1,79 @@
+"""Compiles the kernel for TPUs that are not there, and holds it to a budget of instructions.
+
+`make tpu-aot` runs these in an environment with libtpu. After a change for the better,
+CINETILE_UPDATE_BUDGETS=1 writes what was found to budgets.json.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cinetile as ct
+from cinetile.kernels.pallas_tpu.config import KernelConfig
+from cinetile.kernels.pallas_tpu.implementation import PallasTpuImplementation
+from cinetile.tpu.aot import (
+    CompiledKernel,
+    KernelJob,
+    VmemOverflowError,
+    compile_kernel,
+    require_tpu_compiler,
+)
+from cinetile.tpu.targets import TARGETS
+
+try:
+    require_tpu_compiler()
+except ImportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+BUDGETS = Path(__file__).with_name("budgets.json")
+TOLERANCE = 1.02
+GRID_720P = ct.TokenGrid(21, 45, 80)
+
+
+def default_job(target: str, softmax: Any) -> KernelJob:
+    blocks = PallasTpuImplementation().default_blocks(GRID_720P.num_tokens, "bfloat16")
+    plan = ct.plan_tiles(ct.spatial_mask(GRID_720P, 0.35), *blocks)
+    config = KernelConfig.for_blocks(*blocks, softmax)
+    return KernelJob(target, config, plan, 10, 128, "bfloat16")
+
+
+def cost(compiled: CompiledKernel) -> dict[str, int]:
+    """Instructions for 2^20 pairs in each kind of body, and for the rest of a step and a row."""
+    per_body = {f"{b.kind}, {b.chunks} chunks": b.per_mega_pair for b in compiled.dump.bodies}
+    per_step = {"step": compiled.dump.step_bundles, "row": compiled.dump.row_bundles}
+    return {name: round(number) for name, number in (per_body | per_step).items()}
+
+
+@pytest.mark.parametrize("softmax", ["fixed", "online"])
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_default_shapes_stay_within_budget(target: str, softmax: str) -> None:
+    compiled = compile_kernel(default_job(target, softmax))
+    found = cost(compiled)
+    budgets = json.loads(BUDGETS.read_text())
+    if os.environ.get("CINETILE_UPDATE_BUDGETS"):
+        budgets.setdefault(target, {})[softmax] = found
+        BUDGETS.write_text(json.dumps(budgets, indent=2, sort_keys=True) + "\n")
+    budget = budgets[target][softmax]
+    assert found.keys() == budget.keys()
+    above = {name: (found[name], budget[name]) for name in found}
+    above = {name: both for name, both in above.items() if both[0] > TOLERANCE * both[1]}
+    assert not above, f"more instructions than budgeted (found, budget): {above}"
+    assert compiled.dump.vmem_bytes < TARGETS[target].vmem_bytes
+
+
+def test_too_much_vector_memory_is_an_error_of_its_own() -> None:
+    plan = ct.plan_tiles(ct.spatial_mask(GRID_720P, 0.35), 65_536, 1024)
+    config = KernelConfig(65_536, 1024, 256, 256, kv_span=512, group=256, full_group=256)
+    with pytest.raises(VmemOverflowError):
+        compile_kernel(KernelJob("v6e", config, plan, 1, 128, "bfloat16"))
+
+
+def test_long_tables_fit_scalar_memory() -> None:
+    """Dense attention at 1440p in tiles of 1,024 x 512: 175,000 grid steps a head."""
+    plan = ct.plan_tiles(ct.dense_mask(ct.TokenGrid(21, 90, 160)), 1024, 512)
+    config = KernelConfig(1024, 512, 256, 256, kv_span=512, group=512, full_group=512)
+    compiled = compile_kernel(KernelJob("v6e", config, plan, 10, 128, "bfloat16"))
+    assert compiled.dump.smem_bytes < 1 << 20
