@@ -92,7 +92,11 @@ def tile_attention_gradients(
         )
 
     query_gradient = _accumulate(
-        query_step, jnp.zeros_like(query_tiles[0][0]), query_tiles, key_tiles, key_visits(plan)
+        query_step,
+        jnp.zeros_like(query_tiles[0][0]),
+        query_tiles,
+        key_tiles,
+        key_visits(plan, pairs=False),
     )
     key_gradient, value_gradient = _accumulate(
         key_step, (jnp.zeros_like(key_tiles[0][0]),) * 2, key_tiles, query_tiles, query_visits(plan)
@@ -120,5 +124,5 @@ def _accumulate(step, zero, outer_tiles, inner_tiles, visits: Visits):
         )
         return jax.lax.fori_loop(masked_start, stop, functools.partial(visit, use_mask=True), sums)
 
-    bounds = (jnp.asarray(bound) for bound in (visits.start, visits.masked_start, visits.stop))
+    bounds = (jnp.asarray(bound) for bound in (visits.single_start, visits.masked_start, visits.stop))
     return jax.lax.map(one_outer_tile, (outer_tiles, *bounds))
