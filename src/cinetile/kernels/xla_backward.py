@@ -124,5 +124,7 @@ def _accumulate(step, zero, outer_tiles, inner_tiles, visits: Visits):
         )
         return jax.lax.fori_loop(masked_start, stop, functools.partial(visit, use_mask=True), sums)
 
-    bounds = (jnp.asarray(bound) for bound in (visits.single_start, visits.masked_start, visits.stop))
+    bounds = (
+        jnp.asarray(bound) for bound in (visits.single_start, visits.masked_start, visits.stop)
+    )
     return jax.lax.map(one_outer_tile, (outer_tiles, *bounds))
