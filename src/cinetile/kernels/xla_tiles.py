@@ -79,6 +79,8 @@ def _tile_attention(
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
     num_tokens, head_dim = query.shape
     dtype = query.dtype
+    # A tile beyond the sequence would only be padding.
+    block_q, block_kv = min(plan.block_q, num_tokens), min(plan.block_kv, num_tokens)
     to_log2 = scale * math.log2(math.e)
     exp2 = xla_cpu.exp2 if on_cpu else jnp.exp2
 
@@ -91,10 +93,10 @@ def _tile_attention(
             return xla_cpu.round_to_bfloat16_bits(weights)
         return weights.astype(dtype)
 
-    query_tiles = tiled(query, plan.block_q)
-    key_tiles, value_tiles = tiled(key, plan.block_kv), tiled(value, plan.block_kv)
-    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % plan.block_q), (0, 0)))
-    edge_tiles = jnp.asarray(edges.reshape(-1, plan.block_q, 3))
+    query_tiles = tiled(query, block_q)
+    key_tiles, value_tiles = tiled(key, block_kv), tiled(value, block_kv)
+    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % block_q), (0, 0)))
+    edge_tiles = jnp.asarray(edges.reshape(-1, block_q, 3))
     visits = key_visits(plan, pairs=True)
     tile_kv = jnp.asarray(visits.inner)
 
@@ -104,14 +106,14 @@ def _tile_attention(
 
         def keys_or_values(tiles: Array, tile: Array, count: int) -> Array:
             together = jax.lax.dynamic_slice_in_dim(tiles, tile, count)
-            return xla_cpu.unpack(together.reshape(count * plan.block_kv, head_dim))
+            return xla_cpu.unpack(together.reshape(count * block_kv, head_dim))
 
         def step(position: Array, state: _Softmax, *, count: int, use_mask: bool) -> _Softmax:
             tile = tile_kv[position]
             scores = _dot(query_tile, keys_or_values(key_tiles, tile, count).T)
             if use_mask:
                 prefix, low, high = (edges[:, column, None] for column in range(3))
-                keys = tile * plan.block_kv + jnp.arange(plan.block_kv)
+                keys = tile * block_kv + jnp.arange(block_kv)
                 kept = (keys < prefix) | ((low <= keys) & (keys < high))
                 scores = jnp.where(kept, scores, _MASKED_SCORE)
             maximum = jnp.maximum(state.maximum, scores.max(axis=1))
@@ -128,9 +130,9 @@ def _tile_attention(
             )
 
         state = _Softmax(
-            jnp.full(plan.block_q, _FIRST_MAXIMUM),
-            jnp.zeros(plan.block_q),
-            jnp.zeros((plan.block_q, head_dim)),
+            jnp.full(block_q, _FIRST_MAXIMUM),
+            jnp.zeros(block_q),
+            jnp.zeros((block_q, head_dim)),
         )
         pair, single, masked = (
             functools.partial(step, count=count, use_mask=use_mask)
