@@ -125,6 +125,11 @@ class TokenOrder:
         for name in ("leading_frames", "padded_text"):
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=0))
 
+    def check_fits(self, grid: TokenGrid) -> None:
+        """Raises ValueError if this order leads or pads more than `grid` has."""
+        _checks.integer("leading_frames", self.leading_frames, minimum=0, maximum=grid.frames)
+        _checks.integer("padded_text", self.padded_text, minimum=0, maximum=grid.text_tokens)
+
     def indices(self, grid: TokenGrid) -> Int[np.ndarray, " tokens"]:
         """Frame-major position of the token at each placed position (int32)."""
         positions = np.arange(grid.num_tokens, dtype=np.int32)

@@ -11,7 +11,6 @@ from cinetile.kernels.xla_tiles import tile_attention
 from cinetile.placement import place, restore
 from cinetile.plans import TilePlan
 
-
 _SHORT_SEQUENCE = 16_384
 
 

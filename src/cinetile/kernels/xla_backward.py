@@ -35,6 +35,7 @@ def tile_attention_gradients(
     once along the key tiles for those of key and value. Memory is O(tokens).
     """
     num_tokens = query.shape[0]
+    block_q, block_kv = min(plan.block_q, num_tokens), min(plan.block_kv, num_tokens)
 
     def tiled(array: Array, block: int) -> Array:
         padding = [(0, -num_tokens % block), *[(0, 0)] * (array.ndim - 1)]
@@ -43,18 +44,18 @@ def tile_attention_gradients(
 
     # Subtracting the log-sum-exp's gradient here adds its share to that of every logit.
     drift = jnp.sum(output_gradient.astype(jnp.float32) * output, axis=1) - lse_gradient
-    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % plan.block_q), (0, 0)))
+    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % block_q), (0, 0)))
     query_tiles = (
-        tiled(query, plan.block_q),
-        tiled(output_gradient, plan.block_q),
-        tiled(lse, plan.block_q),
-        tiled(drift, plan.block_q),
-        jnp.asarray(edges.reshape(-1, plan.block_q, 3)),
+        tiled(query, block_q),
+        tiled(output_gradient, block_q),
+        tiled(lse, block_q),
+        tiled(drift, block_q),
+        jnp.asarray(edges.reshape(-1, block_q, 3)),
     )
     key_tiles = (
-        tiled(key, plan.block_kv),
-        tiled(value, plan.block_kv),
-        jnp.arange(plan.geometry.num_kv_tiles) * plan.block_kv,
+        tiled(key, block_kv),
+        tiled(value, block_kv),
+        jnp.arange(plan.geometry.num_kv_tiles) * block_kv,
     )
     dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
@@ -66,7 +67,7 @@ def tile_attention_gradients(
         weights = jnp.exp2((scale * dot(query, key.T) - lse[:, None]) * math.log2(math.e))
         if use_mask:
             prefix, low, high = (edges[:, column, None] for column in range(3))
-            keys = first_key + jnp.arange(plan.block_kv)
+            keys = first_key + jnp.arange(block_kv)
             weights = jnp.where((keys < prefix) | ((low <= keys) & (keys < high)), weights, 0.0)
         return weights, weights * (dot(output_gradient, value.T) - drift[:, None])
 
@@ -92,7 +93,11 @@ def tile_attention_gradients(
         )
 
     query_gradient = _accumulate(
-        query_step, jnp.zeros_like(query_tiles[0][0]), query_tiles, key_tiles, key_visits(plan)
+        query_step,
+        jnp.zeros_like(query_tiles[0][0]),
+        query_tiles,
+        key_tiles,
+        key_visits(plan, pairs=False),
     )
     key_gradient, value_gradient = _accumulate(
         key_step, (jnp.zeros_like(key_tiles[0][0]),) * 2, key_tiles, query_tiles, query_visits(plan)
@@ -120,5 +125,7 @@ def _accumulate(step, zero, outer_tiles, inner_tiles, visits: Visits):
         )
         return jax.lax.fori_loop(masked_start, stop, functools.partial(visit, use_mask=True), sums)
 
-    bounds = (jnp.asarray(bound) for bound in (visits.start, visits.masked_start, visits.stop))
+    bounds = (
+        jnp.asarray(bound) for bound in (visits.single_start, visits.masked_start, visits.stop)
+    )
     return jax.lax.map(one_outer_tile, (outer_tiles, *bounds))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,6 @@ class _Softmax(NamedTuple):
     accumulator: Float[Array, "block_q head_dim"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
@@ -44,8 +43,9 @@ def tile_attention(
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
     """Attention of one head, its tokens in the orders of the plan's mask.
 
-    Every query tile runs two loops, over its full and over its masked tiles; the first holds no
-    mask arithmetic. Heads are not batched into one product: XLA's CPU backend spreads a product
+    Every query tile runs three loops: over pairs of neighbouring full tiles, which share one
+    update of the softmax, over single full tiles, and over masked ones. Only the last holds mask
+    arithmetic. Heads are not batched into one product: XLA's CPU backend spreads a product
     over cores by the size of its matrices alone, so tiles should be large instead.
 
     Args:
@@ -58,14 +58,14 @@ def tile_attention(
     Returns:
         The output in the dtype of `query` and the natural log-sum-exp in float32.
     """
+    return _differentiable(query, key, value, plan, scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _differentiable(query, key, value, plan, scale) -> Any:
     attend = functools.partial(_tile_attention, plan=plan, scale=scale)
-    return jax.lax.platform_dependent(
-        query,
-        key,
-        value,
-        cpu=functools.partial(attend, on_cpu=True),
-        default=functools.partial(attend, on_cpu=False),
-    )
+    on_cpu, elsewhere = (functools.partial(attend, on_cpu=on_cpu) for on_cpu in (True, False))
+    return jax.lax.platform_dependent(query, key, value, cpu=on_cpu, default=elsewhere)
 
 
 def _tile_attention(
@@ -79,6 +79,8 @@ def _tile_attention(
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
     num_tokens, head_dim = query.shape
     dtype = query.dtype
+    # A tile beyond the sequence would only be padding.
+    block_q, block_kv = min(plan.block_q, num_tokens), min(plan.block_kv, num_tokens)
     to_log2 = scale * math.log2(math.e)
     exp2 = xla_cpu.exp2 if on_cpu else jnp.exp2
 
@@ -91,23 +93,27 @@ def _tile_attention(
             return xla_cpu.round_to_bfloat16_bits(weights)
         return weights.astype(dtype)
 
-    query_tiles = tiled(query, plan.block_q)
-    key_tiles, value_tiles = tiled(key, plan.block_kv), tiled(value, plan.block_kv)
-    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % plan.block_q), (0, 0)))
-    edge_tiles = jnp.asarray(edges.reshape(-1, plan.block_q, 3))
-    visits = key_visits(plan)
+    query_tiles = tiled(query, block_q)
+    key_tiles, value_tiles = tiled(key, block_kv), tiled(value, block_kv)
+    edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % block_q), (0, 0)))
+    edge_tiles = jnp.asarray(edges.reshape(-1, block_q, 3))
+    visits = key_visits(plan, pairs=True)
     tile_kv = jnp.asarray(visits.inner)
 
     def one_query_tile(arguments: tuple[Array, ...]) -> tuple[Array, Array]:
-        query_tile, edges, start, masked_start, stop = arguments
+        query_tile, edges, pair_start, single_start, masked_start, stop = arguments
         query_tile = xla_cpu.unpack(query_tile)
 
-        def step(position: Array, state: _Softmax, *, use_mask: bool) -> _Softmax:
+        def keys_or_values(tiles: Array, tile: Array, count: int) -> Array:
+            together = jax.lax.dynamic_slice_in_dim(tiles, tile, count)
+            return xla_cpu.unpack(together.reshape(count * block_kv, head_dim))
+
+        def step(position: Array, state: _Softmax, *, count: int, use_mask: bool) -> _Softmax:
             tile = tile_kv[position]
-            scores = _dot(query_tile, xla_cpu.unpack(key_tiles[tile]).T)
+            scores = _dot(query_tile, keys_or_values(key_tiles, tile, count).T)
             if use_mask:
                 prefix, low, high = (edges[:, column, None] for column in range(3))
-                keys = tile * plan.block_kv + jnp.arange(plan.block_kv)
+                keys = tile * block_kv + jnp.arange(block_kv)
                 kept = (keys < prefix) | ((low <= keys) & (keys < high))
                 scores = jnp.where(kept, scores, _MASKED_SCORE)
             maximum = jnp.maximum(state.maximum, scores.max(axis=1))
@@ -116,26 +122,31 @@ def _tile_attention(
             # Without the barrier XLA computes the exponential once for each of its two uses.
             weights = xla_cpu.unpack(jax.lax.optimization_barrier(weights))
             shrink = exp2((state.maximum - maximum) * to_log2)
+            product = _dot(weights, keys_or_values(value_tiles, tile, count))
             return _Softmax(
                 maximum,
                 state.total * shrink + weights.sum(axis=1, dtype=jnp.float32),
-                state.accumulator * shrink[:, None]
-                + _dot(weights, xla_cpu.unpack(value_tiles[tile])),
+                state.accumulator * shrink[:, None] + product,
             )
 
         state = _Softmax(
-            jnp.full(plan.block_q, _FIRST_MAXIMUM),
-            jnp.zeros(plan.block_q),
-            jnp.zeros((plan.block_q, head_dim)),
+            jnp.full(block_q, _FIRST_MAXIMUM),
+            jnp.zeros(block_q),
+            jnp.zeros((block_q, head_dim)),
         )
-        full, masked = (functools.partial(step, use_mask=use_mask) for use_mask in (False, True))
-        state = jax.lax.fori_loop(start, masked_start, full, state)
+        pair, single, masked = (
+            functools.partial(step, count=count, use_mask=use_mask)
+            for count, use_mask in ((2, False), (1, False), (1, True))
+        )
+        if plan.geometry.num_kv_tiles > 1:
+            state = jax.lax.fori_loop(pair_start, single_start, pair, state)
+        state = jax.lax.fori_loop(single_start, masked_start, single, state)
         state = jax.lax.fori_loop(masked_start, stop, masked, state)
         lse = state.maximum * scale + jnp.log(state.total)
         return state.accumulator / state.total[:, None], lse
 
-    bounds = (jnp.asarray(bound) for bound in (visits.start, visits.masked_start, visits.stop))
-    output, lse = jax.lax.map(one_query_tile, (query_tiles, edge_tiles, *bounds))
+    bounds = (visits.pair_start, visits.single_start, visits.masked_start, visits.stop)
+    output, lse = jax.lax.map(one_query_tile, (query_tiles, edge_tiles, *map(jnp.asarray, bounds)))
     # Cast after the loop, whose bfloat16 outputs XLA's CPU backend would widen at every step.
     output = output.reshape(-1, head_dim)[:num_tokens].astype(dtype)
     return output, lse.reshape(-1)[:num_tokens]
@@ -156,4 +167,4 @@ def _backward(plan, scale, saved, gradients):
     return tile_attention_gradients(*saved, *gradients, plan=plan, scale=scale)
 
 
-tile_attention.defvjp(_forward, _backward)
+_differentiable.defvjp(_forward, _backward)

@@ -1,9 +1,14 @@
 """Band edges in closed form: staircases whose values, sums and inverses need no enumeration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int
+
+from cinetile import _checks
+
+# Token positions stay below this, so that sums over all pairs stay within int64.
+MAX_POSITION = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,23 @@ class Edge:
     length: int = 0
     period: int = 1
     skipped: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("start", 0), ("length", 0), ("period", 1), ("skipped", 0)):
+            _checks.integer(name, getattr(self, name), minimum=minimum, maximum=MAX_POSITION)
+        _checks.integer("offset", self.offset, minimum=-MAX_POSITION, maximum=MAX_POSITION)
+        _checks.integer("skipped", self.skipped, minimum=0, maximum=self.period - 1)
+
+    @property
+    def top(self) -> int:
+        """The highest position that the edge can reach."""
+        return self.start + int(self._live(np.array([self.length]))[0])
+
+    def is_never_above(self, other: "Edge") -> bool:
+        """Whether this is the same staircase as `other` or a constant, and nowhere above it."""
+        if self.length == 0 and other.length == 0:
+            return self.start <= other.start
+        return replace(self, offset=other.offset) == other and self.offset <= other.offset
 
     def __call__(self, query: Int[np.ndarray, "..."]) -> Int[np.ndarray, "..."]:
         """Key position of the edge at each query position."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Int
 
+from cinetile import _checks
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.masks.edges import Edge
 
@@ -32,6 +33,13 @@ class RowSegment:
     low: Edge
     high: Edge
 
+    def __post_init__(self) -> None:
+        _checks.integer("start", self.start, minimum=0)
+        _checks.integer("stop", self.stop, minimum=self.start + 1)
+        _checks.integer("prefix", self.prefix, minimum=0)
+        if not self.low.is_never_above(self.high):
+            raise ValueError(f"low must nowhere be above high, got {self.low} and {self.high}")
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -56,6 +64,21 @@ class Mask:
     key_order: TokenOrder
     segments: tuple[RowSegment, ...]
     width: int | None = None
+
+    def __post_init__(self) -> None:
+        for order in (self.query_order, self.key_order):
+            order.check_fits(self.grid)
+        covered = 0
+        for segment in self.segments:
+            if segment.start != covered:
+                raise ValueError(f"segments must follow on each other, got {segment} at {covered}")
+            covered = segment.stop
+            if max(segment.prefix, segment.high.top) > self.num_tokens:
+                raise ValueError(
+                    f"segments must keep at most {self.num_tokens} keys, got {segment}"
+                )
+        if covered != self.num_tokens:
+            raise ValueError(f"segments must cover {self.num_tokens} rows, got {covered}")
 
     @property
     def num_tokens(self) -> int:

@@ -115,6 +115,8 @@ def _with_padding(
     video, _ = segments
     first_padded = grid.num_tokens - padded_text
     real_end, all_end = Edge(first_padded), Edge(grid.num_tokens)
-    text = RowSegment(video.stop, first_padded, first_padded, real_end, real_end)
     padding = RowSegment(first_padded, grid.num_tokens, 0, real_end, all_end)
+    if first_padded == video.stop:
+        return (video, padding)
+    text = RowSegment(video.stop, first_padded, first_padded, real_end, real_end)
     return (video, text, padding)

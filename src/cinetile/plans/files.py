@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cinetile.masks.edges import Edge
 
 FORMAT = "cinetile.plan"
 VERSION = 1
+TABLES: tuple[str, ...] = ("row_starts", "tile_kv", "tile_kind")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,25 @@ def read(path: str | os.PathLike[str]) -> StoredPlan:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             tables = {name: np.asarray(table) for name, table in content["tables"].items()}
         else:
-            with np.load(path, allow_pickle=False) as archive:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 content = json.loads(str(archive["header"]))
                 tables = {name: archive[name] for name in archive.files if name != "header"}
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
+        if set(tables) != set(TABLES):
+            raise ValueError(f"it has the tables {sorted(tables)}, not {sorted(TABLES)}")
         return StoredPlan(_mask(content["mask"]), content["settings"], tables)
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    # NumPy lets the error of whichever layer met the damage through.
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise ValueError(f"{os.fspath(path)} holds no valid tile plan: {error}") from error
 
 

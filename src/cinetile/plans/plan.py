@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, UInt8
 from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.masks import Mask
+from cinetile.masks.edges import MAX_POSITION
 from cinetile.masks.mask import require_small_grid, to_frame_major
 from cinetile.plans import files, picture
 from cinetile.plans.classify import (
@@ -208,11 +209,7 @@ class TilePlan:
                 "mode": self.mode,
                 "rounding": self.rounding,
             },
-            tables={
-                "row_starts": self.row_starts,
-                "tile_kv": self.tile_kv,
-                "tile_kind": self.tile_kind,
-            },
+            tables={name: getattr(self, name) for name in files.TABLES},
         )
 
     @staticmethod
@@ -228,8 +225,8 @@ class TilePlan:
             plan = plan_tiles(stored.mask, **stored.settings)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} holds no valid tile plan: {error}") from error
-        for name, table in stored.tables.items():
-            if not np.array_equal(getattr(plan, name), table):
+        for name in files.TABLES:
+            if not np.array_equal(getattr(plan, name), stored.tables[name]):
                 raise ValueError(
                     f"{os.fspath(path)} holds no valid tile plan: {name} is not what its mask and "
                     "settings give, so it is damaged or from a version that rounds otherwise"
@@ -258,7 +255,7 @@ def plan_tiles(
     Args:
         mask: what each query keeps.
         block_q: queries in a tile, from 1.
-        block_kv: keys in a tile, from 1.
+        block_kv: keys in a tile, likewise.
         mode: see above.
         rounding: how an aligned plan rounds boundary tiles: "balanced" (default, the pair budget
             of the whole plan), "row" (of each query tile), "nearest" (at least half covered) or
@@ -270,8 +267,8 @@ def plan_tiles(
     """
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a cinetile mask, got {type(mask).__name__}")
-    block_q = _checks.integer("block_q", block_q, minimum=1)
-    block_kv = _checks.integer("block_kv", block_kv, minimum=1)
+    block_q = _checks.integer("block_q", block_q, minimum=1, maximum=MAX_POSITION)
+    block_kv = _checks.integer("block_kv", block_kv, minimum=1, maximum=MAX_POSITION)
     _checks.choice("mode", mode, MODES)
     if rounding is not None:
         if mode != "aligned":

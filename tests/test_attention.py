@@ -1,0 +1,311 @@
+"""The call itself: what it refuses and how it says so, and which implementation it takes."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernel_cases import SMALL, find
+
+import cinetile as ct
+from cinetile.kernels import registry
+from cinetile.kernels.reference import ReferenceImplementation
+
+PLAN = find("ragged").plan
+OTHER = ct.plan_tiles(ct.temporal_mask(SMALL, width=4), 24, 8)
+SHAPE = (2, SMALL.num_tokens, 3, 8)
+
+
+def zeros(shape: tuple[int, ...] = SHAPE, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.zeros(shape, dtype)
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestArrays:
+    """Each argument by its name."""
+
+    def attend(self, **arguments: Any) -> Any:
+        return ct.attention(
+            **{"query": zeros(), "key": zeros(), "value": zeros(), "plan": PLAN, **arguments}
+        )
+
+    @pytest.mark.parametrize("name", ["query", "key", "value"])
+    @pytest.mark.parametrize("shape", [SHAPE[1:], (1, *SHAPE), (), (SMALL.num_tokens,)], ids=str)
+    def test_rank(self, name: str, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=rf"{name} must have the axes \('batch', 'tokens', 'h"):
+            self.attend(**{name: zeros(shape)})
+
+    @pytest.mark.parametrize("name", ["query", "key", "value"])
+    @pytest.mark.parametrize("dtype", [jnp.float16, jnp.int32, jnp.bool_, jnp.complex64])
+    def test_dtype(self, name: str, dtype: Any) -> None:
+        dtype_name = jnp.dtype(dtype).name
+        with pytest.raises(
+            TypeError, match=f"{name} must be one of float32, bfloat16, got {dtype_name}"
+        ):
+            self.attend(**{name: zeros(dtype=dtype)})
+
+    def test_float64_of_numpy(self) -> None:
+        with pytest.raises(TypeError, match="query must be one of float32, bfloat16, got float64"):
+            self.attend(query=np.zeros(SHAPE))
+
+    @pytest.mark.parametrize("name", ["key", "value"])
+    @pytest.mark.parametrize("axis", range(4))
+    def test_other_shape(self, name: str, axis: int) -> None:
+        shape = list(SHAPE)
+        shape[axis] += 1
+        with pytest.raises(ValueError, match=f"{name} must have the shape and dtype of query"):
+            self.attend(**{name: zeros(tuple(shape))})
+
+    @pytest.mark.parametrize("name", ["key", "value"])
+    def test_other_dtype(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name} must have the shape and dtype of query"):
+            self.attend(**{name: zeros(dtype=jnp.bfloat16)})
+
+    @pytest.mark.parametrize("tokens", [69, 71, 1])
+    def test_token_count(self, tokens: int) -> None:
+        array = zeros((2, tokens, 3, 8))
+        message = f"tokens of the plan's grid, 5x2x7 = 70 tokens, got {tokens}"
+        with pytest.raises(ValueError, match=message):
+            self.attend(query=array, key=array, value=array)
+
+    @pytest.mark.parametrize("axis", range(4))
+    def test_empty(self, axis: int) -> None:
+        shape = list(SHAPE)
+        shape[axis] = 0
+        array = zeros(tuple(shape))
+        with pytest.raises(ValueError, match="query must not be empty, got shape"):
+            self.attend(query=array, key=array, value=array)
+
+    @pytest.mark.parametrize("name", ["query", "key", "value"])
+    @pytest.mark.parametrize("value", [None, [[1.0]], 3.0, "query"], ids=str)
+    def test_no_array(self, name: str, value: Any) -> None:
+        with pytest.raises(TypeError, match=f"{name} must be an array, got {type(value).__name__}"):
+            self.attend(**{name: value})
+
+    @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf")])
+    def test_scale_that_is_no_number(self, scale: float) -> None:
+        with pytest.raises(ValueError, match="scale must be finite, got"):
+            self.attend(scale=scale)
+
+    @pytest.mark.parametrize("scale", [0, -0.25])
+    def test_scale_that_is_not_positive(self, scale: float) -> None:
+        with pytest.raises(ValueError, match="scale must be above 0, got"):
+            self.attend(scale=scale)
+
+    def test_scale_may_be_an_integer(self) -> None:
+        arrays = find("ragged").arrays()
+        two: Any = 2
+        np.testing.assert_array_equal(
+            ct.attention(*arrays, PLAN, scale=two), ct.attention(*arrays, PLAN, scale=2.0)
+        )
+
+    @pytest.mark.parametrize("scale", ["big", [1.0, 2.0]], ids=str)
+    def test_scale_of_the_wrong_type(self, scale: Any) -> None:
+        with pytest.raises(TypeError, match="scale must be a number, got"):
+            self.attend(scale=scale)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_numpy_arrays_are_taken(self, dtype: str) -> None:
+        arrays = find("ragged" if dtype == "float32" else "ragged-bf16").arrays()
+        output = ct.attention(*arrays, PLAN)
+        assert isinstance(output, jax.Array)
+        assert output.dtype == dtype
+        np.testing.assert_array_equal(
+            output, jax.jit(ct.attention, static_argnums=3)(*arrays, PLAN)
+        )
+
+    def test_arguments_are_checked_inside_jit_too(self) -> None:
+        attend = jax.jit(lambda query, key: ct.attention(query, key, key, PLAN))
+        with pytest.raises(ValueError, match="key must have the shape and dtype of query"):
+            attend(zeros(), zeros((2, 69, 3, 8)))
+
+
+def test_numpy_arrays_pass_the_annotations() -> None:
+    """The annotations must not promise less than the function takes."""
+    arrays = find("ragged").arrays()
+    assert ct.attention(*arrays, PLAN).shape == arrays[0].shape
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestPlansAndRoutes:
+    def attend(self, plan: Any, routes: Any = None) -> Any:
+        return ct.attention(zeros(), zeros(), zeros(), plan, routes=routes)
+
+    @pytest.mark.parametrize("plan", [(), []], ids=str)
+    def test_no_plan(self, plan: Any) -> None:
+        with pytest.raises(ValueError, match="plan must be a tile plan or a non-empty sequence"):
+            self.attend(plan)
+
+    @pytest.mark.parametrize("plan", [("split",), [PLAN, PLAN.mask]], ids=["str", "mask"])
+    def test_sequence_of_something_else(self, plan: Any) -> None:
+        with pytest.raises(TypeError, match=r"plan must .* got (str|Mask)"):
+            self.attend(plan)
+
+    @pytest.mark.parametrize("plan", [PLAN.mask, None, 7], ids=["mask", "None", "int"])
+    def test_no_plan_at_all(self, plan: Any) -> None:
+        """Handing over the mask itself is an easy mistake."""
+        with pytest.raises(TypeError, match="plan must"):
+            self.attend(plan)
+
+    def test_plans_on_different_grids(self) -> None:
+        other = ct.plan_tiles(ct.dense_mask(ct.TokenGrid(7, 2, 5)), 16, 16)
+        with pytest.raises(ValueError, match=r"plan must hold plans on one grid, got 5x2x7.*7x2x5"):
+            self.attend((PLAN, other), np.zeros((2, 3), int))
+
+    def test_missing_routes(self) -> None:
+        with pytest.raises(ValueError, match="routes must say which of the 2 plans each head"):
+            self.attend((PLAN, OTHER))
+
+    @pytest.mark.parametrize(
+        "routes",
+        [
+            np.full((2, 3), 2),
+            np.array([[0, 0, 0], [0, 0, -1]]),
+            jnp.array([[0, 9, 0], [0, 0, 0]]),
+        ],
+        ids=["too large", "negative", "jax"],
+    )
+    def test_routes_out_of_range(self, routes: Any) -> None:
+        with pytest.raises(ValueError, match=r"routes must lie in \[0, 2\) for 2 plans, got val"):
+            self.attend((PLAN, OTHER), routes)
+
+    def test_routes_of_one_plan_out_of_range(self) -> None:
+        with pytest.raises(ValueError, match=r"routes must lie in \[0, 1\) for 1 plans"):
+            self.attend(PLAN, np.ones((2, 3), int))
+
+    @pytest.mark.parametrize("dtype", [np.float32, bool], ids=str)
+    def test_routes_that_are_no_integers(self, dtype: Any) -> None:
+        with pytest.raises(TypeError, match="routes must be integers, got"):
+            self.attend((PLAN, OTHER), np.zeros((2, 3), dtype))
+
+    @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), (1, 3), ()], ids=str)
+    def test_shape_of_routes(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"routes must have the shape \(2, 3\), got"):
+            self.attend((PLAN, OTHER), np.zeros(shape, int))
+
+    def test_nested_lists_as_routes(self) -> None:
+        assert self.attend((PLAN, OTHER), [[0, 1, 0], [1, 1, 0]]).shape == SHAPE
+
+    def test_traced_routes_are_checked_as_far_as_known(self) -> None:
+        attend = jax.jit(lambda routes: self.attend((PLAN, OTHER), routes))
+        with pytest.raises(TypeError, match="routes must be integers"):
+            attend(np.zeros((2, 3), np.float32))
+        with pytest.raises(ValueError, match="routes must have the shape"):
+            attend(np.zeros((3, 2), np.int32))
+
+
+class Elsewhere(ReferenceImplementation):
+    """Needs hardware that no machine has."""
+
+    name: ClassVar[str] = "elsewhere"
+    requirements: ClassVar[str] = "a quantum computer"
+    automatic: ClassVar[bool] = True
+
+    def unavailable(self) -> str | None:
+        return "there is no quantum computer"
+
+
+class Picky(ReferenceImplementation):
+    """Runs anywhere, but takes one head at most."""
+
+    name: ClassVar[str] = "picky"
+    automatic: ClassVar[bool] = True
+
+    def unsupported(self, request: Any) -> str | None:
+        return f"takes 1 head, got {request.heads}" if request.heads > 1 else None
+
+
+@pytest.fixture
+def more_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry._IMPLEMENTATIONS
+    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (Elsewhere(), Picky(), *known))
+
+
+def attend_with(implementation: Any) -> jax.Array:
+    return ct.attention(zeros(), zeros(), zeros(), PLAN, implementation=implementation)
+
+
+class TestImplementations:
+    def test_listing(self) -> None:
+        listed = {status.name: status for status in ct.implementations()}
+        assert {"xla", "reference"} <= listed.keys()
+        assert listed["xla"].available
+        assert listed["xla"].automatic
+        assert not listed["reference"].automatic
+        assert all(status.requirements for status in listed.values())
+        assert all((status.reason is None) == status.available for status in listed.values())
+        assert "xla: available" in str(listed["xla"])
+
+    @pytest.mark.usefixtures("more_implementations")
+    def test_listing_says_what_is_missing(self) -> None:
+        status = ct.implementations()[0]
+        assert (status.name, status.available) == ("elsewhere", False)
+        assert str(status) == (
+            "elsewhere: not available: there is no quantum computer (needs a quantum computer)"
+        )
+
+    @pytest.mark.usefixtures("more_implementations")
+    @pytest.mark.parametrize("choice", ["elsewhere", ("elsewhere",)], ids=str)
+    def test_a_named_one_that_cannot_run(self, choice: Any) -> None:
+        with pytest.raises(NotImplementedError, match="elsewhere: there is no quantum computer"):
+            attend_with(choice)
+
+    @pytest.mark.usefixtures("more_implementations")
+    def test_a_named_one_that_cannot_take_the_call(self) -> None:
+        with pytest.raises(NotImplementedError, match="picky: takes 1 head, got 3"):
+            attend_with("picky")
+
+    @pytest.mark.usefixtures("more_implementations")
+    def test_all_reasons_are_told(self) -> None:
+        with pytest.raises(NotImplementedError, match=r"elsewhere: there is .*; picky: takes 1"):
+            attend_with(["elsewhere", "picky"])
+
+    @pytest.mark.usefixtures("more_implementations")
+    @pytest.mark.parametrize("choice", [None, ("elsewhere", "picky", "xla")], ids=str)
+    def test_the_first_that_can_run_is_taken(
+        self, choice: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran = []
+        able = next(one for one in registry._IMPLEMENTATIONS if one.name == "xla")
+        whole = type(able).attend
+
+        def attend(self: Any, *arguments: Any, **options: Any) -> Any:
+            ran.append(self.name)
+            return whole(self, *arguments, **options)
+
+        monkeypatch.setattr(type(able), "attend", attend)
+        before = registry._IMPLEMENTATIONS
+        monkeypatch.setattr(
+            registry, "_IMPLEMENTATIONS", (*before[:2], type(able)(), ReferenceImplementation())
+        )
+        attend_with(choice)
+        assert ran == ["xla"]
+
+    @pytest.mark.usefixtures("unchecked")
+    @pytest.mark.parametrize("choice", ["cuda", "", ("xla", "cuda"), ()], ids=repr)
+    def test_unknown_names(self, choice: Any) -> None:
+        with pytest.raises(ValueError, match=r"implementation must be None, one of .*'xla'.* got"):
+            attend_with(choice)
+
+    def test_none_is_one_that_may_be_chosen(self) -> None:
+        np.testing.assert_array_equal(attend_with(None), jnp.zeros(SHAPE))
+
+
+class TestDefaultBlocks:
+    @pytest.mark.parametrize("implementation", [None, "xla", "reference"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("tokens", [1, 70, 75_600, 302_400])
+    def test_they_make_a_plan(self, implementation: Any, dtype: str, tokens: int) -> None:
+        block_q, block_kv = ct.default_blocks(tokens, dtype, implementation)
+        mask = ct.spatial_mask(ct.TokenGrid(tokens, 1, 1), 0.5)
+        assert ct.plan_tiles(mask, block_q, block_kv).stats.tiles_visited > 0
+
+    def test_unknown_name(self) -> None:
+        with pytest.raises(ValueError, match=r"implementation must be .* got 'cuda'"):
+            ct.default_blocks(70, "float32", "cuda")
+
+    @pytest.mark.usefixtures("more_implementations")
+    def test_one_that_cannot_run(self) -> None:
+        with pytest.raises(NotImplementedError, match="there is no quantum computer"):
+            ct.default_blocks(70, "float32", "elsewhere")
