@@ -15,9 +15,11 @@ import cinetile as ct
 from cinetile.kernels.pallas_tpu.config import KernelConfig
 from cinetile.kernels.pallas_tpu.implementation import PallasTpuImplementation
 from cinetile.tpu.aot import (
+    CallJob,
     CompiledKernel,
     KernelJob,
     VmemOverflowError,
+    compile_call,
     compile_kernel,
     require_tpu_compiler,
 )
@@ -77,3 +79,34 @@ def test_long_tables_fit_scalar_memory() -> None:
     config = KernelConfig(1024, 512, 256, 256, kv_span=512, group=512, full_group=512)
     compiled = compile_kernel(KernelJob("v6e", config, plan, 10, 128, "bfloat16"))
     assert compiled.dump.smem_bytes < 1 << 20
+
+
+@pytest.mark.parametrize("two_kernels", [False, True], ids=["one-kernel", "two-kernels"])
+def test_whole_calls_compile(two_kernels: bool) -> None:
+    """Routes, known at run time only, between plans of different orders, lengths and tiles."""
+    grid = ct.TokenGrid(5, 30, 52)
+    plans = (
+        ct.plan_tiles(ct.spatial_mask(grid, 0.35), 256, 256),
+        ct.plan_tiles(ct.temporal_mask(grid, 0.35), 256, 256),
+        ct.plan_tiles(ct.dense_mask(grid), 512, 512),
+    )
+    compiled = compile_call(CallJob("v6e", plans, 4, 128, "bfloat16", two_kernels))
+    assert compiled.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, "bfloat16"), (256, "bfloat16"), (128, "float32")]
+)
+def test_other_heads_compile(head_dim: int, dtype: str) -> None:
+    plan = ct.plan_tiles(ct.spatial_mask(ct.TokenGrid(5, 30, 52), 0.35), 512, 512)
+    compiled = compile_call(CallJob("v6e", (plan,), 2, head_dim, dtype))
+    assert compiled.seconds > 0
+
+
+def test_ranges_of_query_tiles_compile() -> None:
+    """1440p in tiles of 1,024 x 512 with four plans: more tables than scalar memory holds."""
+    grid = ct.TokenGrid(21, 90, 160)
+    masks = ct.spatial_mask(grid, 0.35), ct.temporal_mask(grid, 0.35)
+    plans = tuple(ct.plan_tiles(mask, 1024, 512) for mask in (*masks, ct.dense_mask(grid)))
+    compiled = compile_call(CallJob("v6e", plans, 4, 128, "bfloat16"))
+    assert compiled.seconds > 0

@@ -64,6 +64,27 @@ class KernelJob:
 
 
 @dataclass(frozen=True)
+class CallJob:
+    """A whole call of the TPU implementation to compile: placement, guard, both kernels.
+
+    Attributes:
+        target: name in `TARGETS`.
+        plans: the plans that heads can be routed to.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: "bfloat16" or "float32".
+        two_kernels: whether full and masked tiles have a kernel each.
+    """
+
+    target: str
+    plans: tuple[TilePlan, ...]
+    heads: int
+    head_dim: int
+    dtype: str
+    two_kernels: bool = False
+
+
+@dataclass(frozen=True)
 class SplashJob:
     """jax's stock splash attention to compile, dense, its tokens padded to whole tiles.
 
@@ -99,6 +120,19 @@ class CompiledKernel:
     dump: KernelDump
     seconds: float
     cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class CompiledCall:
+    """A whole call that was compiled.
+
+    Attributes:
+        seconds: wall time of its compilation.
+        temporary_bytes: main memory that it takes beside its arguments and results.
+    """
+
+    seconds: float
+    temporary_bytes: int
 
 
 @dataclass(frozen=True)
@@ -147,12 +181,17 @@ def compile_kernel(job: KernelJob) -> CompiledKernel:
     return _in_child(job)
 
 
+def compile_call(job: CallJob) -> CompiledCall:
+    """Compiles a whole call; raises what `compile_kernel` does."""
+    return _in_child(job)
+
+
 def compile_splash(job: SplashJob) -> CompiledSplash:
     """Compiles jax's stock kernel; raises what `compile_kernel` does."""
     return _in_child(job)
 
 
-def _in_child(job: KernelJob | SplashJob) -> Any:
+def _in_child(job: KernelJob | CallJob | SplashJob) -> Any:
     require_tpu_compiler()
     with tempfile.TemporaryDirectory(prefix="cinetile-tpu-") as folder:
         dump, result = Path(folder, "dump"), Path(folder, "result")

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from cinetile.kernels.pallas_tpu import call
+from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels, call
 from cinetile.kernels.pallas_tpu.config import SUBLANES
 from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import step_tables
 from cinetile.tpu.aot import (
+    CallJob,
+    CompiledCall,
     CompiledKernel,
     CompiledSplash,
     Failure,
@@ -50,11 +52,15 @@ def main() -> None:
     result.write_bytes(pickle.dumps(found))
 
 
-def _compile(job: KernelJob | SplashJob, dump: Path) -> CompiledKernel | CompiledSplash:
+def _compile(
+    job: KernelJob | CallJob | SplashJob, dump: Path
+) -> CompiledKernel | CompiledCall | CompiledSplash:
     target = TARGETS[job.target]
     _lower_for(target)
     if isinstance(job, SplashJob):
         function, shapes = splash_call(job)
+    elif isinstance(job, CallJob):
+        function, shapes = _whole_call(job)
     else:
         function, shapes = _kernel_call(job)
     device = topologies.get_topology_desc(
@@ -66,10 +72,13 @@ def _compile(job: KernelJob | SplashJob, dump: Path) -> CompiledKernel | Compile
     )
     lowered = jax.jit(function).lower(*on_device)
     wall, cpu = time.perf_counter(), _cpu_seconds()
-    lowered.compile()
+    compiled = lowered.compile()
     wall, cpu = time.perf_counter() - wall, _cpu_seconds() - cpu
     if isinstance(job, SplashJob):
         return CompiledSplash(read_splash_dump(dump), wall)
+    if isinstance(job, CallJob):
+        memory = compiled.memory_analysis()
+        return CompiledCall(wall, 0 if memory is None else memory.temp_size_in_bytes)
     return CompiledKernel(read_dump(dump, call.KERNEL_NAME, job.config), wall, cpu)
 
 
@@ -102,6 +111,19 @@ def _kernel_call(job: KernelJob) -> tuple[Any, Any]:
         return call.run_range(inputs, order, tables, config, outputs)
 
     return function, (inputs, outputs, jax.ShapeDtypeStruct((heads,), jnp.bool_))
+
+
+def _whole_call(job: CallJob) -> tuple[Any, Any]:
+    implementation = PallasTpuTwoKernels() if job.two_kernels else PallasTpuImplementation()
+    tokens = job.plans[0].grid.num_tokens
+    array = jax.ShapeDtypeStruct((1, tokens, job.heads, job.head_dim), jnp.dtype(job.dtype))
+    routes = jax.ShapeDtypeStruct((1, job.heads), jnp.int32)
+
+    def function(query: Any, key: Any, value: Any, routes: Any) -> Any:
+        scale = job.head_dim**-0.5
+        return implementation.attend(query, key, value, routes, plans=job.plans, scale=scale)
+
+    return function, (array, array, array, routes)
 
 
 def _cpu_seconds() -> float:
