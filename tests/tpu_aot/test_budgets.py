@@ -76,7 +76,7 @@ def test_too_much_vector_memory_is_an_error_of_its_own() -> None:
 def test_long_tables_fit_scalar_memory() -> None:
     """Dense attention at 1440p in tiles of 1,024 x 512: 175,000 grid steps a head."""
     plan = ct.plan_tiles(ct.dense_mask(ct.TokenGrid(21, 90, 160)), 1024, 512)
-    config = KernelConfig(1024, 512, 256, 256, kv_span=512, group=512, full_group=512)
+    config = KernelConfig.for_blocks(1024, 512)
     compiled = compile_kernel(KernelJob("v6e", config, plan, 10, 128, "bfloat16"))
     assert compiled.dump.smem_bytes < 1 << 20
 
