@@ -78,8 +78,12 @@ def check_numerics(implementation: str) -> list[NumericsCheck]:
                 return_lse=True,
             )
             for head, route in enumerate(routes[0]):
-                arrays = (np.asarray(one[0, :, head : head + 1]) for one in (query, key, value))
-                expected, expected_lse = ct.reference_rows(*arrays, plans[route], rows)
+                one_query, one_key, one_value = (
+                    np.asarray(one[0, :, head : head + 1]) for one in (query, key, value)
+                )
+                expected, expected_lse = ct.reference_rows(
+                    one_query, one_key, one_value, plans[route], rows
+                )
                 found = np.asarray(output[0, rows, head], np.float64)
                 error = float(np.abs(found - expected[:, 0]).max())
                 lse_found = np.asarray(lse[0, rows, head], np.float64)

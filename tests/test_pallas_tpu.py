@@ -68,25 +68,53 @@ class TestPallasTpu(KernelSuite):
 
     @pytest.mark.parametrize("sign", [1])
     @pytest.mark.parametrize("which", ["key and value"])
-    @pytest.mark.parametrize("name", ["ragged", "mode-naive", "hunyuan-padded-text"])
+    @pytest.mark.parametrize("name", ["mode-naive", "hunyuan-padded-text"])
     def test_masked_pairs_do_not_leak(self, name: str, which: str, sign: int) -> None:
         super().test_masked_pairs_do_not_leak(name, which, sign)
 
     @pytest.mark.parametrize("magnitude", [1e4])
-    @pytest.mark.parametrize("name", ["ragged", "aligned-row"])
+    @pytest.mark.parametrize("name", ["ragged"])
     def test_large_logits(self, name: str, magnitude: float) -> None:
         super().test_large_logits(name, magnitude)
 
-    @pytest.mark.parametrize("offset", [-1e4, 1e4])
+    @pytest.mark.parametrize("offset", [-1e4])
     @pytest.mark.parametrize("name", ["ragged"])
     def test_logits_far_from_zero(self, name: str, offset: float) -> None:
         super().test_logits_far_from_zero(name, offset)
+
+    @pytest.mark.parametrize("magnitude", [1e4])
+    def test_large_logits_in_bfloat16_stay_averages(self, magnitude: float) -> None:
+        super().test_large_logits_in_bfloat16_stay_averages(magnitude)
+
+    @pytest.mark.parametrize(
+        ("build", "mode", "dtype"),
+        [(ct.spatial_mask, "split", "bfloat16"), (ct.temporal_mask, "aligned", "float32")],
+    )
+    def test_density_one_is_dot_product_attention(self, build: Any, mode: Any, dtype: str) -> None:
+        super().test_density_one_is_dot_product_attention(build, mode, dtype)
+
+    @pytest.mark.parametrize("scale", [3.0])
+    def test_scale(self, scale: float) -> None:
+        super().test_scale(scale)
+
+    @pytest.mark.parametrize("name", ["temporal-sink-2"])
+    def test_equal_logits_average_the_kept_values(self, name: str) -> None:
+        super().test_equal_logits_average_the_kept_values(name)
+
+    @pytest.mark.parametrize("name", ["temporal-sink-2"])
+    def test_equal_values_come_back(self, name: str) -> None:
+        super().test_equal_values_come_back(name)
+
+    @pytest.mark.parametrize("routes", [[[0, 1, 2], [3, 0, 1]]], ids=["mixed"])
+    @pytest.mark.parametrize("as_array", [jnp.array])
+    def test_routes(self, routes: list[list[int]], as_array: Any) -> None:
+        super().test_routes(routes, as_array)
 
 
 class TestTwoKernels:
     """One kernel for full tiles, one for masked ones, merged."""
 
-    @pytest.mark.parametrize("name", ["ragged", "mode-naive", "aligned-balanced", "one-token"])
+    @pytest.mark.parametrize("name", ["ragged", "mode-naive", "one-token"])
     def test_output_and_lse(self, name: str) -> None:
         case = find(name)
         arrays = case.arrays()

@@ -137,7 +137,7 @@ def made_up_dump(config: KernelConfig) -> KernelDump:
         mega_pairs = chunks * config.q_chunk * config.kv_span / 2**20
         rate = 1600 if kind in ("full", "full tile") else 2000
         bodies.append(Body(kind, chunks, round(rate * mega_pairs), mega_pairs))
-    shares = dict.fromkeys(("matrix", "vector"), 0.5)
+    shares = {"matrix": 0.5, "vector": 0.5}
     return KernelDump(tuple(bodies), 9999, 100, 1000, 10 << 20, 4096, shares)
 
 
