@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types docs bench clean
+.PHONY: demo test test-rivals lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -14,6 +14,9 @@ demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, an
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2
+
+test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
+	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
 
 lint: $(VENV)/.dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .
