@@ -7,7 +7,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint c
 PIP := $(BIN)/python $(PIP_INSTALL)
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test tpu-aot lint types docs bench clean
+.PHONY: demo test test-rivals tpu-aot lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -16,6 +16,9 @@ demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, an
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2
+
+test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
+	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
 
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot

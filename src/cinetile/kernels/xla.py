@@ -56,18 +56,15 @@ class XlaImplementation(Implementation):
                 restore(lse, mask.query_order, grid, axis=0),
             )
 
-        def routed_head(arguments: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-            route, *arrays = arguments
+        def routed_head(arguments: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            route, row, head = arguments
             branches = [lambda *arrays, plan=plan: attend_head(plan, *arrays) for plan in plans]
-            return jax.lax.switch(route, branches, *arrays)
+            return jax.lax.switch(route, branches, *(x[row, :, head] for x in (query, key, value)))
 
         if routes is None:
             routes = jnp.zeros((batch, heads), jnp.int32)
-        per_head = [
-            array.swapaxes(1, 2).reshape(batch * heads, *array.shape[1:2], array.shape[3])
-            for array in (query, key, value)
-        ]
-        output, lse = jax.lax.map(routed_head, (routes.reshape(-1), *per_head))
+        row, head = (index.reshape(-1) for index in jnp.indices((batch, heads)))
+        output, lse = jax.lax.map(routed_head, (routes.reshape(-1), row, head))
         output = output.reshape(batch, heads, *output.shape[1:]).swapaxes(1, 2)
         lse = lse.reshape(batch, heads, lse.shape[1]).swapaxes(1, 2)
         return output, lse

@@ -1,0 +1,39 @@
+"""The documentation: its code runs, its links lead somewhere, and it lists what is public."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cinetile as ct
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if PYTHON_BLOCK.search(page.read_text())], ids=page_name
+)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks of a page, one after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(PYTHON_BLOCK.findall(page.read_text()))
+    exec(compile(code, page_name(page), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ct.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    assert getattr(ct, name).__doc__
+    assert f"::: cinetile.{name}\n" in (ROOT / "docs/reference/python.md").read_text()
