@@ -315,6 +315,13 @@ class TestInterpreterChecks:
 
 
 class TestLimits:
+    @pytest.mark.parametrize("chunks", range(1, 25))
+    def test_full_tiles_are_cut_evenly(self, chunks: int) -> None:
+        """A remainder would be one piece of code with what stands before it."""
+        config = KernelConfig.for_blocks(256 * chunks, 1536)
+        assert config.block_q % config.full_group == 0
+        assert config.full_group >= min(config.block_q, 5 * 256)
+
     def request(self, plan: ct.TilePlan, head_dim: int = 128) -> AttentionRequest:
         return AttentionRequest(1, 10, head_dim, "bfloat16", (plan,))
 

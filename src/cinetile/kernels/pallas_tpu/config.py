@@ -64,7 +64,7 @@ class KernelConfig:
             kv_chunk,
             kv_span=kv_chunk * _largest_divisor(block_kv // kv_chunk, _MAX_SPAN // _MATRIX_UNIT),
             group=q_chunk * _group_chunks(block_q // q_chunk),
-            full_group=q_chunk * _balanced(block_q // q_chunk, _FULL_TILE_CHUNKS),
+            full_group=q_chunk * _full_chunks(block_q // q_chunk),
             softmax=softmax,
             part=part,
         )
@@ -102,9 +102,10 @@ def _largest_divisor(number: int, limit: int) -> int:
     return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
 
 
-def _balanced(number: int, limit: int) -> int:
-    """Size of pieces of at most `limit` that differ as little as possible."""
-    return -(-number // -(-number // limit))
+def _full_chunks(chunks: int) -> int:
+    """Chunks of a full tile's unit: a divisor of all of them, or all if there is no large one."""
+    divisor = _largest_divisor(chunks, _FULL_TILE_CHUNKS)
+    return divisor if 2 * divisor >= min(chunks, _FULL_TILE_CHUNKS) else chunks
 
 
 def _group_chunks(chunks: int) -> int:
