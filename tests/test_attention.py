@@ -309,3 +309,12 @@ class TestDefaultBlocks:
     def test_one_that_cannot_run(self) -> None:
         with pytest.raises(NotImplementedError, match="there is no quantum computer"):
             ct.default_blocks(70, "float32", "elsewhere")
+
+
+def test_double_precision_mode_changes_nothing() -> None:
+    """JAX's global switch makes float64 the default of everything that names no dtype."""
+    query = jnp.asarray(np.random.default_rng(0).standard_normal((1, 70, 2, 16)), jnp.float32)
+    with jax.enable_x64(True):
+        output, lse = ct.attention(query, query, query, PLAN, implementation="xla", return_lse=True)
+    assert output.dtype == jnp.float32
+    assert lse.dtype == jnp.float32

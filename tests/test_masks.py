@@ -48,7 +48,7 @@ def test_corner_cases(pattern: Any, grid: ct.TokenGrid, width: int, sink_frames:
     kept = brute_force.band_mask(grid, pattern, width, sink_frames)
     np.testing.assert_array_equal(mask.to_dense(), kept)
     assert mask.kept_pairs == kept.sum()
-    assert mask.width == width
+    assert mask.width == min(width, grid.num_tokens)
 
 
 def test_temporal_sink_is_the_real_first_frame() -> None:
@@ -356,3 +356,18 @@ class TestErrors:
     def test_density_from_width(self, arguments: Any, options: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             ct.density_from_width(*arguments, **options)
+
+
+@pytest.mark.parametrize("num_tokens", [4_096, 75_600, 302_400])
+def test_width_survives_the_way_through_its_density(num_tokens: int) -> None:
+    for width in range(0, num_tokens, 128):
+        density = ct.density_from_width(num_tokens, width)
+        if density > 0:
+            assert ct.width_from_density(num_tokens, density) == width
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("text_first", ["no", 1, None])
+def test_text_first_of_the_wrong_type(text_first: Any) -> None:
+    with pytest.raises(TypeError, match="text_first must be True or False"):
+        ct.TokenGrid(2, 2, 2, 3, text_first)

@@ -118,3 +118,18 @@ def test_huge_cases_can_be_planned(case: KernelCase) -> None:
     assert stats.kept_fraction == pytest.approx(
         1.0 if case.mode == "dense" else case.mask.density, rel=0.005
     )
+
+
+class TestBadRows:
+    PLAN = ct.plan_tiles(ct.dense_mask(ct.TokenGrid(1, 2, 3)), 4, 4)
+
+    def test_other_token_count(self) -> None:
+        array = np.zeros((5, 1, 4), np.float32)
+        with pytest.raises(ValueError, match=r"query must be .* got \(5, 1, 4\)"):
+            ct.reference_rows(array, array, array, self.PLAN, np.array([0]))
+
+    @pytest.mark.parametrize("row", [-1, 6])
+    def test_row_that_does_not_exist(self, row: int) -> None:
+        array = np.zeros((6, 1, 4), np.float32)
+        with pytest.raises(ValueError, match=r"rows must lie in \[0, 6\)"):
+            ct.reference_rows(array, array, array, self.PLAN, np.array([row]))

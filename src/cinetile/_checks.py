@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import SupportsIndex
 
+import numpy as np
+
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
     """Returns `value` as an int, or raises an error that names the argument.
@@ -22,6 +24,13 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
     if maximum is not None and number > maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {number}")
     return number
+
+
+def boolean(name: str, value: object) -> bool:
+    """Returns `value` as a bool, or raises TypeError if it is neither true nor false."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def finite(name: str, value: object) -> float:

@@ -39,6 +39,8 @@ class TokenGrid:
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=1))
         text_tokens = _checks.integer("text_tokens", self.text_tokens, minimum=0)
         object.__setattr__(self, "text_tokens", text_tokens)
+        text_first = _checks.boolean("text_first", self.text_first)
+        object.__setattr__(self, "text_first", text_first)
 
     @classmethod
     def from_video(
@@ -101,6 +103,12 @@ class TokenGrid:
     def __str__(self) -> str:
         text = f" + {self.text_tokens} text" if self.text_tokens else ""
         return f"{self.frames}x{self.height}x{self.width}{text} = {self.num_tokens:,} tokens"
+
+
+def require_grid(grid: object) -> None:
+    """Raises TypeError if an argument that must be a token grid is none."""
+    if not isinstance(grid, TokenGrid):
+        raise TypeError(f"grid must be a TokenGrid, got {type(grid).__name__}")
 
 
 @dataclass(frozen=True)

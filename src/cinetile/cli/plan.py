@@ -63,10 +63,10 @@ def plan_command(
         raise click.UsageError("--save needs --mode, which says what plan to save")
     with argument_errors():
         workload = make_workload(**shape).with_blocks(implementation)
+        plans = {name: workload.plan(name) for name in (MODES if mode is None else (mode,))}
     if picture is not None:
         pictures.require_matplotlib()
 
-    plans = {name: workload.plan(name) for name in (MODES if mode is None else (mode,))}
     document = {
         "cinetile": cinetile.__version__,
         "workload": _describe(workload),

@@ -38,10 +38,21 @@ def reference_rows(
 
     Returns:
         Output and natural log-sum-exp of each row, float64.
+
+    Raises:
+        ValueError: shapes do not fit the plan's grid or each other, or a row does not exist.
     """
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 3 or array.shape != query.shape or len(array) != plan.grid.num_tokens:
+            raise ValueError(
+                f"{name} must be [tokens, heads, head_dim] with the tokens of {plan.grid}, and all "
+                f"three alike, got {array.shape}"
+            )
     num_tokens, num_heads, head_dim = query.shape
     factor = head_dim**-0.5 if scale is None else scale
-    rows = np.asarray(rows)
+    rows = np.asarray(rows, np.int64)
+    if rows.size and not (rows.min() >= 0 and rows.max() < num_tokens):
+        raise ValueError(f"rows must lie in [0, {num_tokens}), got {rows.min()} to {rows.max()}")
     placed_row = np.argsort(plan.mask.query_order.indices(plan.grid))[rows]
     key_order = plan.mask.key_order.indices(plan.grid)
     output = np.empty((rows.size, num_heads, head_dim))

@@ -130,9 +130,9 @@ def _tile_attention(
             )
 
         state = _Softmax(
-            jnp.full(block_q, _FIRST_MAXIMUM),
-            jnp.zeros(block_q),
-            jnp.zeros((block_q, head_dim)),
+            jnp.full(block_q, _FIRST_MAXIMUM, jnp.float32),
+            jnp.zeros(block_q, jnp.float32),
+            jnp.zeros((block_q, head_dim), jnp.float32),
         )
         pair, single, masked = (
             functools.partial(step, count=count, use_mask=use_mask)

@@ -55,7 +55,8 @@ class Mask:
         query_order: order in which query positions count.
         key_order: order in which key positions count.
         segments: rows in ascending order that together cover all queries.
-        width: largest distance between a query and a key of its band; None without a band.
+        width: largest distance between a query and a key of its band, at most the number of
+            tokens; None without a band.
     """
 
     name: str

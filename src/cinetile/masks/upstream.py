@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from cinetile import _checks
-from cinetile.grid import Layout, TokenGrid, TokenOrder
+from cinetile.grid import Layout, TokenGrid, TokenOrder, require_grid
 from cinetile.masks.edges import Edge
 from cinetile.masks.mask import Mask, RowSegment
 from cinetile.masks.video import first_video_row, video_and_text_rows
@@ -51,11 +51,12 @@ def svg_mask(
         ValueError: an argument is out of range, does not fit the model, or would leave query
             rows without any key.
     """
+    require_grid(grid)
     _checks.choice("pattern", pattern, tuple(_LAYOUT_OF_PATTERN))
     _checks.choice("model", model, MODELS)
     _check_text(grid, model, prompt_length)
     padded_text = 0 if prompt_length is None else grid.text_tokens - prompt_length
-    sink = model == "wan" if sink is None else sink
+    sink = model == "wan" if sink is None else _checks.boolean("sink", sink)
     if sink and model == "hunyuan":
         raise ValueError("sink must be False for model 'hunyuan', which has none")
     width = _width(grid, density, width, rounded_up=model == "wan")
@@ -100,7 +101,7 @@ def _width(grid: TokenGrid, density: float | None, width: int | None, *, rounded
     if (density is None) == (width is None):
         raise ValueError(f"give exactly one of density and width, got {density=} and {width=}")
     if width is not None:
-        return _checks.integer("width", width, minimum=0)
+        return min(_checks.integer("width", width, minimum=0), grid.num_tokens)
     density = _checks.fraction("density", density)
     # Upstream carries the width in frames and rounds what comes back from that.
     in_frames = exact_width(grid.num_tokens, density, grid.text_tokens) / grid.tokens_per_frame

@@ -1,7 +1,7 @@
 """The library's own masks: spatial, temporal and dense, with the video's first frames as sink."""
 
 from cinetile import _checks
-from cinetile.grid import TokenGrid, TokenOrder
+from cinetile.grid import TokenGrid, TokenOrder, require_grid
 from cinetile.masks.edges import Edge
 from cinetile.masks.mask import Mask, RowSegment
 from cinetile.masks.widths import WIDTH_MULTIPLE, width_from_density
@@ -100,6 +100,7 @@ def temporal_mask(
 
 def dense_mask(grid: TokenGrid) -> Mask:
     """Mask that keeps every pair, in frame-major order."""
+    require_grid(grid)
     order = TokenOrder(text_first=grid.text_first)
     everything = Edge(grid.num_tokens)
     rows = RowSegment(0, grid.num_tokens, grid.num_tokens, everything, everything)
@@ -109,11 +110,12 @@ def dense_mask(grid: TokenGrid) -> Mask:
 def _band(
     grid: TokenGrid, density: float | None, width: int | None, sink_frames: int, multiple: int
 ) -> tuple[int, int]:
+    require_grid(grid)
     sink_frames = _checks.integer("sink_frames", sink_frames, minimum=0, maximum=grid.frames)
     if (density is None) == (width is None):
         raise ValueError(f"give exactly one of density and width, got {density=} and {width=}")
     if width is not None:
-        return _checks.integer("width", width, minimum=0), sink_frames
+        return min(_checks.integer("width", width, minimum=0), grid.num_tokens), sink_frames
     width = width_from_density(
         grid.num_tokens,
         density,  # pyright: ignore[reportArgumentType]

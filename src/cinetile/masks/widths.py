@@ -36,7 +36,8 @@ def width_from_density(
     if density == 1.0:
         return num_tokens
     width = exact_width(num_tokens, density, text_tokens)
-    return min(num_tokens, math.ceil(width / multiple) * multiple)
+    # A width that is a whole multiple but for rounding errors must not move to the next one.
+    return min(num_tokens, math.ceil(width / multiple - 1e-9) * multiple)
 
 
 def density_from_width(num_tokens: int, width: int, *, text_tokens: int = 0) -> float:

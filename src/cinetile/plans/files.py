@@ -28,6 +28,7 @@ class StoredPlan:
     mask: Mask
     settings: dict[str, Any]
     tables: dict[str, np.ndarray]
+    fingerprint: str
 
 
 def write(
@@ -36,6 +37,7 @@ def write(
     mask: Mask,
     settings: dict[str, Any],
     tables: dict[str, np.ndarray],
+    fingerprint: str,
 ) -> None:
     """Writes a plan to `path`, by its suffix; an old file stays whole until the new one is."""
     header = {
@@ -43,6 +45,7 @@ def write(
         "version": VERSION,
         "mask": dataclasses.asdict(mask),
         "settings": settings,
+        "fingerprint": fingerprint,
     }
     if _suffix(path) == ".json":
         listed = {name: table.tolist() for name, table in tables.items()}
@@ -72,7 +75,9 @@ def read(path: str | os.PathLike[str]) -> StoredPlan:
             raise ValueError(f"format {content['format']!r}, version {content['version']!r}")
         if set(tables) != set(TABLES):
             raise ValueError(f"it has the tables {sorted(tables)}, not {sorted(TABLES)}")
-        return StoredPlan(_mask(content["mask"]), content["settings"], tables)
+        return StoredPlan(
+            _mask(content["mask"]), content["settings"], tables, content["fingerprint"]
+        )
     # NumPy lets the error of whichever layer met the damage through.
     except (
         ValueError,

@@ -210,6 +210,7 @@ class TilePlan:
                 "rounding": self.rounding,
             },
             tables={name: getattr(self, name) for name in files.TABLES},
+            fingerprint=self.fingerprint,
         )
 
     @staticmethod
@@ -231,6 +232,8 @@ class TilePlan:
                     f"{os.fspath(path)} holds no valid tile plan: {name} is not what its mask and "
                     "settings give, so it is damaged or from a version that rounds otherwise"
                 )
+        if plan.fingerprint != stored.fingerprint:
+            raise ValueError(f"{os.fspath(path)} holds no valid tile plan: its mask was changed")
         return plan
 
 
@@ -259,7 +262,8 @@ def plan_tiles(
         mode: see above.
         rounding: how an aligned plan rounds boundary tiles: "balanced" (default, the pair budget
             of the whole plan), "row" (of each query tile), "nearest" (at least half covered) or
-            "keep" (all of them). The budget is met to within half a tile.
+            "keep" (all of them). The budget is met to within half
+            a tile, unless query tiles without any full tile need more.
 
     Raises:
         TypeError: `mask` is no mask or a block size no integer.

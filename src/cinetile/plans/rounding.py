@@ -14,11 +14,11 @@ def round_tiles(
 ) -> Bool[np.ndarray, " tiles"]:
     """Chooses which visited tiles an aligned plan keeps whole.
 
-    Full tiles stay. Boundary tiles are ranked by the fraction of their pairs that the mask
-    keeps; among equals the one nearest the band's centre or the sink comes first. Two things are
-    kept whatever the policy says: the best tile of a query tile that has no full one, so that no
-    query is left without a key, and the first key tile where it holds sink keys, so that no
-    query loses the sink altogether.
+    Full tiles stay. Boundary tiles are ranked: first those on the band's centre and those that
+    hold the first sink key, so that queries keep themselves and the sink; then by the fraction
+    of their pairs that the mask keeps; among equals the one nearest the band's centre or the sink
+    comes first. A query tile without any full tile keeps its best boundary tile whatever the
+    policy says, so that no query is left without a key.
 
     - "balanced": the best-ranked tiles of the whole plan whose pairs come closest to what the
       mask keeps in all boundary tiles.
@@ -39,15 +39,15 @@ def round_tiles(
 
     coverage = tiles.kept[boundary] / tiles.area[boundary]
     distance = _distance(mask, geometry, tiles[boundary])
-    order = np.lexsort((boundary, distance, -coverage))
-    ranked = boundary[order]
-    keep[_best_of_rows_without_full(tiles, full, ranked, geometry.num_q_tiles)] = True
-    keep[boundary] |= _holds_first_sink_key(mask, tiles[boundary])
-    required = boundary[keep[boundary]]
+    by_coverage = boundary[np.lexsort((boundary, distance, -coverage))]
+    required = _best_of_rows_without_full(tiles, full, by_coverage, geometry.num_q_tiles)
+    keep[required] = True
     if rounding == "nearest":
         keep[boundary[coverage >= 0.5]] = True
         return keep
 
+    essential = _holds_centre_or_first_sink_key(mask, geometry, tiles[by_coverage])
+    ranked = by_coverage[np.argsort(~essential, kind="stable")]
     optional = ranked[~keep[ranked]]
     if rounding == "balanced":
         budget = int(tiles.kept[boundary].sum() - tiles.area[required].sum())
@@ -91,9 +91,15 @@ def _best_of_rows_without_full(
     return candidates[first]
 
 
-def _holds_first_sink_key(mask: Mask, tiles: Tiles) -> Bool[np.ndarray, " tiles"]:
+def _holds_centre_or_first_sink_key(
+    mask: Mask, geometry: TileGeometry, tiles: Tiles
+) -> Bool[np.ndarray, " tiles"]:
+    query_start, query_stop = geometry.query_range(tiles.q)
+    key_start, key_stop = geometry.key_range(tiles.kv)
+    first_centre, last_centre = mask.band_centre(query_start), mask.band_centre(query_stop - 1)
+    on_centre = (first_centre < key_stop) & (key_start <= last_centre)
     has_sink = any(segment.prefix > 0 for segment in mask.segments)
-    return (tiles.kv == 0) & has_sink
+    return on_centre | ((tiles.kv == 0) & has_sink)
 
 
 def _closest_to_budget(areas: Int[np.ndarray, " tiles"], budget: int) -> Int[np.ndarray, " chosen"]:
