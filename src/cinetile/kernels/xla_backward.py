@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cinetile.kernels.visits import Visits, key_visits, query_visits
+from cinetile.masks.mask import keeps
 from cinetile.plans import TilePlan
 
 
@@ -68,7 +69,7 @@ def tile_attention_gradients(
         if use_mask:
             prefix, low, high = (edges[:, column, None] for column in range(3))
             keys = first_key + jnp.arange(block_kv)
-            weights = jnp.where((keys < prefix) | ((low <= keys) & (keys < high)), weights, 0.0)
+            weights = jnp.where(keeps(keys, prefix, low, high), weights, 0.0)
         return weights, weights * (dot(output_gradient, value.T) - drift[:, None])
 
     def query_step(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from cinetile.kernels import xla_cpu
 from cinetile.kernels.visits import key_visits
 from cinetile.kernels.xla_backward import tile_attention_gradients
+from cinetile.masks.mask import keeps
 from cinetile.plans import TilePlan
 
 # Finite, so that no row ever computes inf - inf; far enough apart that the weight of a masked
@@ -114,8 +115,7 @@ def _tile_attention(
             if use_mask:
                 prefix, low, high = (edges[:, column, None] for column in range(3))
                 keys = tile * block_kv + jnp.arange(block_kv)
-                kept = (keys < prefix) | ((low <= keys) & (keys < high))
-                scores = jnp.where(kept, scores, _MASKED_SCORE)
+                scores = jnp.where(keeps(keys, prefix, low, high), scores, _MASKED_SCORE)
             maximum = jnp.maximum(state.maximum, scores.max(axis=1))
             # Scaling here is free, and unlike scaling a bfloat16 query it rounds nothing.
             weights = narrow(exp2((scores - maximum[:, None]) * to_log2))

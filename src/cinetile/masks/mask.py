@@ -1,6 +1,7 @@
 """The mask that everything else is built on: a sink prefix and one band of keys for each query."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -150,11 +151,15 @@ class Mask:
         require_small_grid("to_dense", self.num_tokens)
         prefix, low, high = (edge[:, None] for edge in self.row_edges())
         keys = np.arange(self.num_tokens)[None, :]
-        placed = (keys < prefix) | ((low <= keys) & (keys < high))
-        return to_frame_major(placed, self)
+        return to_frame_major(keeps(keys, prefix, low, high), self)
 
     def __str__(self) -> str:
         return f"{self.name} mask on {self.grid}, {self.density:.2%} of the pairs kept"
+
+
+def keeps(key: Any, prefix: Any, low: Any, high: Any) -> Any:
+    """Whether a row with these edges keeps `key`; for NumPy and JAX arrays that broadcast."""
+    return (key < prefix) | ((low <= key) & (key < high))
 
 
 def to_frame_major(

@@ -13,7 +13,7 @@ from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.masks import Mask
 from cinetile.masks.edges import MAX_POSITION
-from cinetile.masks.mask import require_small_grid, to_frame_major
+from cinetile.masks.mask import keeps, require_small_grid, to_frame_major
 from cinetile.plans import files, picture
 from cinetile.plans.classify import (
     ALL_EDGES,
@@ -127,7 +127,7 @@ class TilePlan:
         rows = np.asarray(rows)
         keys = np.arange(self.mask.num_tokens)
         prefix, low, high = (edge[:, None] for edge in self.row_edges(rows))
-        inside = (keys < prefix) | ((low <= keys) & (keys < high))
+        inside = keeps(keys, prefix, low, high)
 
         visited = np.zeros((rows.size, self.geometry.num_kv_tiles), bool)
         masked = np.zeros_like(visited)
