@@ -16,6 +16,7 @@ from cinetile import _checks
 from cinetile.bench.machine import usable_threads
 from cinetile.bench.reference import RoundedInputs
 from cinetile.masks import Mask
+from cinetile.masks.mask import keeps
 from cinetile.plans import TileKind, plan_tiles
 
 RIVALS: tuple[str, ...] = ("torch-sdpa", "torch-flex")
@@ -184,9 +185,9 @@ def _block_mask(torch: Any, mask: Mask) -> Any:
 
     prefix, low, high = (torch.from_numpy(edge.copy()) for edge in mask.row_edges())
 
-    def keeps(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
         del batch, head
-        return (key < prefix[query]) | ((key >= low[query]) & (key < high[query]))
+        return keeps(key, prefix[query], low[query], high[query])
 
     partial_counts, partial_indices = listed(~full)
     full_counts, full_indices = listed(full)
@@ -196,7 +197,7 @@ def _block_mask(torch: Any, mask: Mask) -> Any:
         full_counts,
         full_indices,
         BLOCK_SIZE=_FLEX_BLOCK,
-        mask_mod=keeps,
+        mask_mod=mask_mod,
         seq_lengths=(mask.num_tokens, mask.num_tokens),
         compute_q_blocks=False,
     )

@@ -71,29 +71,23 @@ def default_blocks(
         ValueError: the name is unknown.
         NotImplementedError: the implementation cannot run on this machine.
     """
-    return _first_able(implementation, None).default_blocks(num_tokens, dtype)
+    return select_implementation(implementation, None).default_blocks(num_tokens, dtype)
 
 
 def select_implementation(
-    choice: str | Sequence[str] | None, request: AttentionRequest
+    choice: str | Sequence[str] | None, request: AttentionRequest | None
 ) -> Implementation:
     """Picks the implementation that runs a call.
 
     Args:
         choice: None for the first automatic one that can run, a name for exactly that one, or
             a sequence of names for the first of them that can run.
-        request: what is to be run.
+        request: what is to be run; None to ask only what can run on this machine.
 
     Raises:
         ValueError: a name is unknown or the sequence is empty.
         NotImplementedError: none of the named ones can run; says why for each.
     """
-    return _first_able(choice, request)
-
-
-def _first_able(
-    choice: str | Sequence[str] | None, request: AttentionRequest | None
-) -> Implementation:
     known = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
     if choice is None:
         candidates = [one for one in _IMPLEMENTATIONS if one.automatic]

@@ -289,7 +289,7 @@ def plan_tiles(
         tiles = visited_tiles(mask, geometry)
         pairs_added = pairs_dropped = 0
     if mode == "naive":
-        tiles.kind[:] |= ALL_EDGES
+        tiles = replace(tiles, kind=tiles.kind | ALL_EDGES)
     elif rounding is not None:
         keep = round_tiles(mask, geometry, tiles, rounding)
         pairs_dropped = int(tiles.kept[~keep].sum())
