@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import CASES, MEDIUM_CASES, SMALL, TEXT_LAST, KernelCase, find
+from kernel_cases import CASES, MEDIUM_CASES, SMALL, TEXT_LAST, KernelCase, MaskBuilder, find
 
 import cinetile as ct
 
@@ -23,6 +23,10 @@ HUGE = 1e30
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+def hunyuan_mask(width: int) -> MaskBuilder:
+    return functools.partial(ct.svg_mask, pattern="temporal", width=width, model="hunyuan")
 
 
 class KernelSuite:
@@ -337,10 +341,8 @@ class KernelSuite:
         "aligned": replace(find("text-last-temporal"), mode="aligned"),
         "dense-mask": replace(find("text-last"), build_mask=ct.dense_mask),
         "bf16": replace(find("text-last-temporal"), dtype="bfloat16"),
-        "hunyuan": replace(
-            find("text-last"),
-            build_mask=functools.partial(ct.svg_mask, pattern="temporal", width=9, model="hunyuan"),
-        ),
+        "hunyuan": replace(find("text-last"), build_mask=hunyuan_mask(9)),
+        "video keeps text alone": replace(find("text-last"), build_mask=hunyuan_mask(0)),
     }
 
     @pytest.mark.parametrize("lengths", [[9, 4], [1, 0]], ids=str)
@@ -366,7 +368,10 @@ class KernelSuite:
             safe_key, safe_value = (
                 np.where(exists[row, :, None], array[row, :, head], 0) for array in (key, value)
             )
-            real = exists[row] & kept[row].any(axis=1)
+            some_key = kept[row].any(axis=1)
+            assert not output[row, ~some_key, head].any()
+            assert np.isneginf(lse[row, ~some_key, head]).all()
+            real = exists[row] & some_key
             real_query = query[row, real, head]
             expected = brute_force.attention(real_query, safe_key, safe_value, kept[row][real])
             self.check((output[row, real, head], lse[row, real, head]), expected, case.dtype)
