@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels
 from cinetile.kernels.reference import ReferenceImplementation
 from cinetile.kernels.xla import XlaImplementation
@@ -12,6 +13,7 @@ from cinetile.kernels.xla import XlaImplementation
 _IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PallasTpuImplementation(),
     PallasTpuTwoKernels(),
+    CpuImplementation(),
     XlaImplementation(),
     ReferenceImplementation(),
 )
