@@ -1,6 +1,7 @@
 """The CPU implementation: what it needs, its call and its gradients."""
 
 import functools
+import os
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +16,8 @@ from cinetile.kernels.cpu.tables import flatten_plans
 from cinetile.kernels.xla import XlaImplementation
 from cinetile.plans import TilePlan
 
+PATH_VARIABLE = "CINETILE_CPU_PATH"
+
 _Outputs = tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]
 
 
@@ -25,24 +28,28 @@ class CpuImplementation(Implementation):
     Gradients are those of the portable implementation.
 
     Args:
-        path: which code to run, one of those that `load_library` lists; the fastest by default.
+        path: which code to run, one of those that `load_library` lists. By default the one that
+            the environment variable CINETILE_CPU_PATH names, or else the fastest; the variable
+            is read when a call is compiled.
     """
 
     name: ClassVar[str] = "cpu"
-    requirements: ClassVar[str] = "a CPU backend of JAX; a C++17 compiler at installation"
+    requirements: ClassVar[str] = "JAX on a CPU; a C++17 compiler at installation"
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
 
     @property
-    def path(self) -> str:
+    def variant(self) -> str:
         """The code that runs here: "amx", "avx512_bf16", "avx512", "avx2" or "portable"."""
-        if self._path is not None:
-            return self._path
         library = load_library()
         if isinstance(library, str):
             raise NotImplementedError(f"cpu: {library}")
-        return library.paths[0]
+        return self._wanted_path or library.paths[0]
+
+    @property
+    def _wanted_path(self) -> str | None:
+        return self._path or os.environ.get(PATH_VARIABLE) or None
 
     def unavailable(self) -> str | None:
         if jax.default_backend() != "cpu":
@@ -50,12 +57,13 @@ class CpuImplementation(Implementation):
         library = load_library()
         if isinstance(library, str):
             return library
-        if self._path is not None and self._path not in library.paths + library.test_paths:
-            return f"this processor has no {self._path}, only {', '.join(library.paths)}"
+        wanted = self._wanted_path
+        if wanted is not None and wanted not in library.paths + library.test_paths:
+            return f"this processor has no path {wanted!r}, only {', '.join(library.paths)}"
         return None
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
-        return tuned_blocks(self.path, dtype, num_tokens)
+        return tuned_blocks(self.variant, dtype, num_tokens)
 
     def attend(
         self,
@@ -68,7 +76,7 @@ class CpuImplementation(Implementation):
         scale: float,
         valid_text: Int[Array, " batch"] | None = None,
     ) -> _Outputs:
-        return _attend(self.path, plans, scale, query, key, value, routes, valid_text)
+        return _attend(self.variant, plans, scale, query, key, value, routes, valid_text)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
