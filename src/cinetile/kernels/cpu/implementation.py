@@ -59,7 +59,8 @@ class CpuImplementation(Implementation):
             return library
         wanted = self._wanted_path
         if wanted is not None and wanted not in library.paths + library.test_paths:
-            return f"this processor has no path {wanted!r}, only {', '.join(library.paths)}"
+            asked = "" if self._path is not None else f"{PATH_VARIABLE} asks for {wanted!r}, but "
+            return f"{asked}this processor has no {wanted!r}, only {', '.join(library.paths)}"
         return None
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
