@@ -15,10 +15,12 @@ from cinetile.masks import (
     width_from_density,
 )
 from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
+from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
 
 __version__ = version("cinetile")
 
 __all__ = [
+    "HeadRoutes",
     "ImplementationStatus",
     "Mask",
     "PlanStats",
@@ -33,8 +35,10 @@ __all__ = [
     "implementations",
     "plan_tiles",
     "reference_rows",
+    "route_heads",
     "spatial_mask",
     "svg_mask",
+    "svg_probe_masks",
     "temporal_mask",
     "width_from_density",
 ]
