@@ -6,9 +6,11 @@ unused is a hole among the keys: from the prompt's end to the text's.
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
+from cinetile.grid import TokenGrid
 from cinetile.plans import TilePlan
 
 
@@ -29,3 +31,10 @@ def holds_text(plan: TilePlan, tile_kv: Int[np.ndarray, " tiles"]) -> Bool[np.nd
     start, stop = plan.mask.key_order.text_range(plan.grid)
     first, end = plan.geometry.key_range(tile_kv)
     return (first < stop) & (start < end)
+
+
+def text_exists(grid: TokenGrid, valid_text: Int[Array, " batch"]) -> Bool[Array, "batch tokens"]:
+    """Which tokens of each batch row are no padding, in frame-major order."""
+    first_text = 0 if grid.text_first else grid.num_video_tokens
+    number = jnp.arange(grid.num_tokens) - first_text
+    return (number < valid_text[:, None]) | (number >= grid.text_tokens)
