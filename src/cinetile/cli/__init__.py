@@ -6,6 +6,7 @@ from cinetile.cli.errors import ErrorMappingGroup
 from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
 from cinetile.cli.plan import plan_command
+from cinetile.cli.route import route_command
 from cinetile.cli.tpu import tpu_command
 from cinetile.cli.tune import tune_command
 
@@ -13,6 +14,7 @@ from cinetile.cli.tune import tune_command
 _COMMANDS: tuple[click.Command, ...] = (
     ladder_command,
     plan_command,
+    route_command,
     tune_command,
     tpu_command,
     implementations_command,

@@ -43,6 +43,9 @@ class Implementation(abc.ABC):
     automatic: ClassVar[bool] = True
     """Whether it may be chosen where the caller names none."""
 
+    moves_tokens: ClassVar[bool] = True
+    """Whether it moves tokens to a plan's orders and back in passes of their own."""
+
     @property
     def variant(self) -> str:
         """Which of its code paths runs here; its name where there is but one."""

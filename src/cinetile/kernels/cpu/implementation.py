@@ -32,6 +32,7 @@ class CpuImplementation(Implementation):
     """
 
     name: ClassVar[str] = "cpu"
+    moves_tokens: ClassVar[bool] = False
     requirements: ClassVar[str] = "JAX on a CPU; a C++17 compiler at installation"
 
     def __init__(self, path: str | None = None) -> None:
