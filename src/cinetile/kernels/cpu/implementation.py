@@ -13,12 +13,10 @@ from cinetile.kernels.base import Implementation
 from cinetile.kernels.cpu.blocks import tuned_blocks
 from cinetile.kernels.cpu.library import TARGET, load_library
 from cinetile.kernels.cpu.tables import flatten_plans
-from cinetile.kernels.xla import XlaImplementation
+from cinetile.kernels.portable_gradients import Outputs, attend_with_portable_gradients
 from cinetile.plans import TilePlan
 
 PATH_VARIABLE = "CINETILE_CPU_PATH"
-
-_Outputs = tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]
 
 
 class CpuImplementation(Implementation):
@@ -77,11 +75,13 @@ class CpuImplementation(Implementation):
         plans: tuple[TilePlan, ...],
         scale: float,
         valid_text: Int[Array, " batch"] | None = None,
-    ) -> _Outputs:
-        return _attend(self.variant, plans, scale, query, key, value, routes, valid_text)
+    ) -> Outputs:
+        forward = functools.partial(_attend, self.variant, plans, scale)
+        return attend_with_portable_gradients(
+            forward, plans, scale, query, key, value, routes, valid_text
+        )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
     path: str,
     plans: tuple[TilePlan, ...],
@@ -91,7 +91,7 @@ def _attend(
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
     valid_text: Int[Array, " batch"] | None,
-) -> _Outputs:
+) -> Outputs:
     batch, tokens, heads, _ = query.shape
     if routes is None:
         routes = jnp.zeros((batch, heads), jnp.int32)
@@ -131,7 +131,7 @@ def _call(
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"],
     valid_text: Int[Array, " batch"],
-) -> _Outputs:
+) -> Outputs:
     tables = flatten_plans(plans)
     run = jax.ffi.ffi_call(
         TARGET,
@@ -156,27 +156,3 @@ def _call(
         path=path,
     )
     return output, lse
-
-
-def _attend_forward(
-    path: str, plans: tuple[TilePlan, ...], scale: float, *arguments: Any
-) -> tuple[_Outputs, Any]:
-    return _attend(path, plans, scale, *arguments), arguments
-
-
-def _attend_backward(
-    path: str, plans: tuple[TilePlan, ...], scale: float, arguments: Any, cotangents: Any
-) -> tuple[Any, ...]:
-    del path
-    *arrays, routes, valid_text = arguments
-
-    def portable(query: Array, key: Array, value: Array) -> Any:
-        return XlaImplementation().attend(
-            query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text
-        )
-
-    _, pull_back = jax.vjp(portable, *arrays)
-    return *pull_back(cotangents), None, None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
