@@ -53,7 +53,11 @@ class Implementation(abc.ABC):
 
     @abc.abstractmethod
     def unavailable(self) -> str | None:
-        """Why it cannot run on this machine at all; None if it can."""
+        """Why it cannot run on this machine at all; None if it can.
+
+        Raises:
+            ValueError: a setting that is its own alone is wrong.
+        """
 
     def unsupported(self, request: AttentionRequest) -> str | None:
         """Why it cannot take this call; None if it can."""

@@ -57,10 +57,13 @@ class CpuImplementation(Implementation):
         if isinstance(library, str):
             return library
         wanted = self._wanted_path
-        if wanted is not None and wanted not in library.paths + library.test_paths:
-            asked = "" if self._path is not None else f"{PATH_VARIABLE} asks for {wanted!r}, but "
-            return f"{asked}this processor has no {wanted!r}, only {', '.join(library.paths)}"
-        return None
+        if wanted is None or wanted in library.paths + library.test_paths:
+            return None
+        paths = f"this processor has no path {wanted!r}, only {', '.join(library.paths)}"
+        if self._path is None:
+            # Another kernel instead of the one that was asked for would mislead.
+            raise ValueError(f"{PATH_VARIABLE} is {wanted!r}, but {paths}")
+        return paths
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
         return tuned_blocks(self.variant, dtype, num_tokens)
@@ -112,11 +115,14 @@ def _batched_call(path: str, plans: tuple[TilePlan, ...], scale: float) -> Any:
         folded = [
             jnp.reshape(
                 array if batched else jnp.broadcast_to(array, (axis_size, *array.shape)),
-                (-1, *array.shape[1 + batched :]),
+                (axis_size * array.shape[batched], *array.shape[1 + batched :]),
             )
             for array, batched in zip(arrays, is_batched, strict=True)
         ]
-        outputs = [output.reshape(axis_size, -1, *output.shape[1:]) for output in call(*folded)]
+        outputs = [
+            output.reshape(axis_size, arrays[0].shape[is_batched[0]], *output.shape[1:])
+            for output in call(*folded)
+        ]
         return tuple(outputs), (True, True)
 
     return call
