@@ -259,6 +259,25 @@ class TestGuardRails:
     def test_the_limit_itself_is_quiet(self) -> None:
         ct.SparsityPolicy(0.2)
 
+    def test_a_density_that_tiles_and_rounding_lose(self) -> None:
+        policy = ct.SparsityPolicy(0.35, block_q=96, block_kv=96)
+        with pytest.warns(UserWarning, match="density 0.35 is lost on 6x4x8 = 192 tokens"):
+            policy_plans(policy, GRID, num_steps=4, num_layers=2)
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (((0.4, 1),), "two indices or two fractions, got \\[0.4, 1\\]; 1.0 or None is the end"),
+            (((1, 0.5),), "two indices or two fractions"),
+            (((5, 2),), "must start before it stops"),
+            (((0.5, 0.2),), "must start before it stops"),
+            (((3, 3),), "must start before it stops"),
+        ],
+    )
+    def test_intervals_that_hold_nothing(self, value: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            ct.SparsityPolicy(dense_steps=value)
+
     def test_coarse_tiles(self) -> None:
         policy = ct.SparsityPolicy(
             0.25, dense_steps=(), width_multiple=8, block_q=192, block_kv=192

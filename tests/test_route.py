@@ -270,6 +270,8 @@ class TestCommand:
         assert message in result.stderr
 
     def test_a_file_of_another_grid(self, saved: Path) -> None:
-        result = run(saved, "--grid", "6x4x4", "--block-q", "16", "--block-kv", "8")
+        result = run(
+            saved, "--grid", "6x4x4", "--block-q", "16", "--block-kv", "8", "--width-multiple", "8"
+        )
         assert result.exit_code == 2
         assert "do not match num_tokens 96" in result.stderr

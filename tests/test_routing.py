@@ -349,5 +349,5 @@ class TestBadArguments:
 
     def test_arrays_of_another_grid(self) -> None:
         array = np.zeros((1, 119, 2, 8), np.float32)
-        with pytest.raises(ValueError, match="only self-attention takes a plan"):
+        with pytest.raises(ValueError, match="only self-attention can be sparse"):
             ct.route_heads(array, array, array, masks_on(GRID), rng=KEY)

@@ -32,6 +32,11 @@ def check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, grid: TokenGri
             raise ValueError(f"{name} must have the axes {_AXES}, got shape {array.shape}")
         if str(array.dtype) not in _DTYPES:
             raise TypeError(f"{name} must be one of {', '.join(_DTYPES)}, got {array.dtype}")
+        if array.shape[1] != query.shape[1]:
+            raise ValueError(
+                f"{name} must have as many tokens as query, {query.shape[1]:,}, got "
+                f"{array.shape[1]:,}; only self-attention can be sparse"
+            )
         if array.shape != query.shape or array.dtype != query.dtype:
             raise ValueError(
                 f"{name} must have the shape and dtype of query, {query.shape} {query.dtype}, "
@@ -42,7 +47,7 @@ def check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, grid: TokenGri
     if query.shape[1] != grid.num_tokens:
         raise ValueError(
             f"query, key and value must have the tokens of the plan's grid, {grid}, "
-            f"got {query.shape[1]:,}; only self-attention takes a plan"
+            f"got {query.shape[1]:,}; only self-attention can be sparse"
         )
 
 

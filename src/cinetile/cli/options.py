@@ -90,8 +90,10 @@ class OutputType(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | Path:
-        if value == "-" and self.dash:
-            return value
+        if value == "-":
+            if self.dash:
+                return value
+            self.fail("it must be a file; only --json prints to stdout", param, ctx)
         path = Path(value)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{value!r} must end in {' or '.join(self.suffixes)}", param, ctx)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import cinetile
-from cinetile import pictures
+from cinetile import _checks, pictures
 from cinetile.bench import DTYPES
 from cinetile.bench.sources import SAMPLE_CLIP
 from cinetile.cli.errors import argument_errors
@@ -61,6 +61,9 @@ _policy_options = stacked(
     ),
     click.option("--block-q", type=int, help="Queries in a tile."),
     click.option("--block-kv", type=int, help="Keys in a tile."),
+    click.option("--text-tokens", type=int, default=0, help="Text tokens in the same sequence."),
+    click.option("--text-first", is_flag=True, help="They stand before the video, not after it."),
+    click.option("--prompt-length", type=int, help="Text tokens that are no padding."),
     click.option("--num-samples", type=int, help="Query rows to sample."),
     click.option("--num-steps", type=int, help="Steps of the run, where the policy has fractions."),
     click.option("--num-layers", type=int, help="Layers of the model, likewise."),
@@ -109,6 +112,9 @@ def route_command(
     expert: str | None,
     dtype: str,
     implementation: str | None,
+    text_tokens: int,
+    text_first: bool,
+    prompt_length: int | None,
     seed: int,
     csv_path: Path | None,
     picture: Path | None,
@@ -125,7 +131,11 @@ def route_command(
     if clip is None and not heads is head_dim is None:
         raise click.UsageError("--heads and --head-dim are for --clip; files have their own")
     with argument_errors():
-        tokens = make_grid(video, grid)
+        tokens = dataclasses.replace(
+            make_grid(video, grid), text_tokens=text_tokens, text_first=text_first
+        )
+        if heads is not None:
+            _checks.integer("heads", heads, minimum=1)
         layer = SparseAttention(
             tokens,
             _policy(policy, settings),
@@ -136,6 +146,7 @@ def route_command(
             dtype=dtype,
         )
         calls = find_calls(files)
+        _check_positions(calls, num_steps, num_layers)
     if picture is not None:
         pictures.require_matplotlib()
 
@@ -151,13 +162,16 @@ def route_command(
             query, key, value = (
                 jnp.asarray(array, dtype) for array in (arrays.query, arrays.key, arrays.value)
             )
-            record = layer.route(query, key, value, step=step, layer=index, rng=rng)
+            record = layer.route(
+                query, key, value, step=step, layer=index, rng=rng, prompt_length=prompt_length
+            )
             tables.append(RouteTable.from_records([record]))
             descriptions.append(arrays.description)
     table = RouteTable.joined(tables)
     document = {
         "cinetile": cinetile.__version__,
         "grid": [tokens.frames, tokens.height, tokens.width],
+        "text_tokens": tokens.text_tokens,
         "policy": layer.policy.to_dict(),
         "inputs": descriptions,
         **table.to_dict(),
@@ -179,7 +193,23 @@ def _policy(name: str | None, settings: dict[str, Any]) -> SparsityPolicy:
     else:
         policy = SparsityPolicy.from_file(name)
     given = {name: value for name, value in settings.items() if value is not None}
+    if policy.rules and "density" in given:
+        raise ValueError(f"density has no say over the rules of the policy {name!r}; edit a copy")
     return dataclasses.replace(policy, **given)
+
+
+def _check_positions(
+    calls: tuple[SavedCall, ...], num_steps: int | None, num_layers: int | None
+) -> None:
+    for call in calls:
+        for what, index, count in (
+            ("step", call.step, num_steps),
+            ("layer", call.layer, num_layers),
+        ):
+            if count is not None and index >= count:
+                raise ValueError(
+                    f"num_{what}s must be above {index}, the {what} of {call.path}, got {count}"
+                )
 
 
 def _saved(calls: tuple[SavedCall, ...], grid: TokenGrid) -> Iterator[tuple[int, int, Inputs]]:

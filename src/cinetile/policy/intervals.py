@@ -13,8 +13,19 @@ def interval(name: str, value: Any) -> Interval:
     """Returns `value` as an interval, or raises an error that names the argument."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"{name} must be a pair (start, stop), got {value!r}")
-    start, stop = value
-    return _bound(f"{name}[0]", start), None if stop is None else _bound(f"{name}[1]", stop)
+    start = _bound(f"{name}[0]", value[0])
+    if value[1] is None:
+        return start, None
+    stop = _bound(f"{name}[1]", value[1])
+    # 0 is the beginning either way; any other mixture is a slip, as 1 for the end.
+    if start != 0 and isinstance(start, float) != isinstance(stop, float):
+        raise ValueError(
+            f"{name} must hold two indices or two fractions, got {[start, stop]}; "
+            "1.0 or None is the end, 1 the index"
+        )
+    if start >= stop and stop != 0:  # 0 is none of them
+        raise ValueError(f"{name} must start before it stops, got {[start, stop]}")
+    return start, stop
 
 
 def intervals(name: str, value: Any) -> tuple[Interval, ...]:
@@ -25,7 +36,8 @@ def intervals(name: str, value: Any) -> tuple[Interval, ...]:
         ValueError: `value` is no list of pairs, or a bound is out of range.
     """
     if isinstance(value, int | float):
-        return ((0, _bound(name, value)),)
+        stop = _bound(name, value)
+        return ((0, stop),) if stop else ()
     if not isinstance(value, tuple | list):
         raise ValueError(f"{name} must be a number or a list of pairs (start, stop), got {value!r}")
     return tuple(interval(f"{name}[{index}]", one) for index, one in enumerate(value))

@@ -19,6 +19,8 @@ from cinetile.routing import svg_probe_masks
 
 # A plan that visits this many times the pairs of its mask has lost what the mask is for.
 _MOST_WASTE = 2.0
+# A plan that visits this share of the pairs saves nothing worth the name.
+_DENSE_IN_ALL_BUT_NAME = 0.95
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def policy_plans(
     block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
     block_q, block_kv = policy.block_q or block_q, policy.block_kv or block_kv
     plans = tuple(_plan(policy, grid, choice, block_q, block_kv) for choice in choices)
-    _warn_of_coarse_tiles(plans[1:])
+    _warn_of_coarse_tiles(plans[1:], choices[1:])
     upstream = probe_masks(policy, grid) if policy.probe == "svg" else ()
 
     def probes(level: tuple[int, ...]) -> tuple[Mask | TilePlan, ...]:
@@ -152,14 +154,21 @@ def visited_share(plan: TilePlan) -> float:
     return pairs / plan.mask.num_tokens**2
 
 
-def _warn_of_coarse_tiles(plans: tuple[TilePlan, ...]) -> None:
-    for plan in plans:
+def _warn_of_coarse_tiles(plans: tuple[TilePlan, ...], choices: list[PlanChoice]) -> None:
+    for plan, choice in zip(plans, choices, strict=True):
         visited = visited_share(plan)
         if visited > _MOST_WASTE * plan.mask.density:
             warnings.warn(
                 f"tiles of {plan.block_q} x {plan.block_kv} are too coarse for {plan.grid}: the "
                 f"{plan.mask.name} mask keeps {plan.mask.density:.1%} of the pairs, its plan "
                 f"visits {visited:.1%}; set block_q and block_kv in the policy",
+                stacklevel=5,
+            )
+        elif choice.density < _DENSE_IN_ALL_BUT_NAME <= visited:
+            warnings.warn(
+                f"density {choice.density} is lost on {plan.grid}: the {plan.mask.name} plan "
+                f"visits {visited:.1%} of the pairs; set block_q, block_kv and width_multiple in "
+                "the policy to less",
                 stacklevel=5,
             )
 

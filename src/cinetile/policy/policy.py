@@ -122,11 +122,10 @@ class SparsityPolicy:
         _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=1 if svg else None)
         _checks.choice("mode", self.mode, POLICY_MODES)
         _checks.choice("rounding", self.rounding, ROUNDINGS)
-        for name in ("block_q", "block_kv", "first_tokens"):
-            if getattr(self, name) is not None:
-                _checks.integer(name, getattr(self, name), minimum=1)
-        for name in ("width_multiple", "num_samples"):
-            _checks.integer(name, getattr(self, name), minimum=1)
+        for name in ("block_q", "block_kv", "first_tokens", "width_multiple", "num_samples"):
+            size = getattr(self, name)
+            if size is not None or name in ("width_multiple", "num_samples"):
+                object.__setattr__(self, name, _checks.integer(name, size, minimum=1))
         _checks.choice("probe", self.probe, PROBES)
         self._warn_of_low_density()
 
@@ -145,7 +144,7 @@ class SparsityPolicy:
         """A policy by name.
 
         - "conservative": density 0.5, exact masks, the first 40 % of the steps and the first
-          and last layers dense. All of it is this library's choice.
+          layer and the last 5 % (rounded down) dense. All of it is this library's choice.
         - "moderate": published for Wan 2.2's experts on TPUs: density 0.50 in the high-noise
           and 0.20 in the low-noise expert, steps 11 to 39 of 40 and layers 1 to 39 sparse,
           aligned (1.20x, 26.14 dB against dense). 0.35 for other models is this library's choice.

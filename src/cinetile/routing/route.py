@@ -62,7 +62,8 @@ def route_heads(
         masks: candidates on one grid. A mask stands for its own pairs; a tile plan for those
             that it will run, which for an aligned plan are others.
         num_samples: query rows to sample, one from each of so many equal parts of the video.
-        rows: query rows to take instead, frame-major positions; may be traced.
+        rows: query rows to take instead, frame-major positions; `rng` and `first_tokens` then
+            count for nothing. May be traced; then a row out of range counts as the nearest one.
         rng: key of the sample; equal keys give equal routes. Not needed with `rows`.
         first_tokens: samples are drawn from so many first video tokens alone, as upstream does
             from 10,000; from all of them by default.
@@ -144,6 +145,8 @@ def _check_masks(masks: Sequence[Mask | TilePlan]) -> tuple[Mask | TilePlan, ...
 
 
 def _rows(rows: Int[AnyArray, " rows"], grid: TokenGrid) -> Int[Array, " rows"]:
+    if not hasattr(rows, "dtype"):
+        rows = np.asarray(rows)
     if not jnp.issubdtype(rows.dtype, jnp.integer):
         raise TypeError(f"rows must be integers, got {rows.dtype}")
     if rows.ndim != 1 or rows.size == 0:
