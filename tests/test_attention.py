@@ -54,12 +54,13 @@ class TestArrays:
     def test_other_shape(self, name: str, axis: int) -> None:
         shape = list(SHAPE)
         shape[axis] += 1
-        with pytest.raises(ValueError, match=f"{name} must have (the shape and dtype of|as many tokens as) query"):
+        what = "as many tokens as" if axis == 1 else "the shape and dtype of"
+        with pytest.raises(ValueError, match=f"{name} must have {what} query"):
             self.attend(**{name: zeros(tuple(shape))})
 
     @pytest.mark.parametrize("name", ["key", "value"])
     def test_other_dtype(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} must have (the shape and dtype of|as many tokens as) query"):
+        with pytest.raises(ValueError, match=f"{name} must have the shape and dtype of query"):
             self.attend(**{name: zeros(dtype=jnp.bfloat16)})
 
     @pytest.mark.parametrize("tokens", [69, 71, 1])
@@ -122,7 +123,7 @@ class TestArrays:
 
     def test_arguments_are_checked_inside_jit_too(self) -> None:
         attend = jax.jit(lambda query, key: ct.attention(query, key, key, PLAN))
-        with pytest.raises(ValueError, match="key must have the shape and dtype of query"):
+        with pytest.raises(ValueError, match="key must have as many tokens as query"):
             attend(zeros(), zeros((2, 69, 3, 8)))
 
 
