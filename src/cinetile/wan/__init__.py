@@ -1,0 +1,1 @@
+"""Wan text-to-video."""
