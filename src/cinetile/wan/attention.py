@@ -1,7 +1,7 @@
 """What the transformer asks of its self-attention, and the dense one."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -12,6 +12,7 @@ from cinetile.masks import dense_mask
 from cinetile.plans import TilePlan, plan_tiles
 
 
+@runtime_checkable
 class SelfAttention(Protocol):
     """Self-attention of one layer at one denoising step; `ct.SparseAttention` is one.
 

@@ -36,7 +36,13 @@ class Schedule:
 
 
 class Scheduler(abc.ABC):
-    """A solver; its state is a pytree of arrays, so that one compiled step serves all."""
+    """A solver; its state is a pytree of arrays, so that one compiled step serves all.
+
+    Attributes:
+        num_train_timesteps: time step of the noise level 1.
+    """
+
+    num_train_timesteps: int
 
     @abc.abstractmethod
     def schedule(self, num_inference_steps: int) -> Schedule:
@@ -193,10 +199,10 @@ class UniPCMultistepScheduler(Scheduler):
         corrector knows the prediction at the end.
         """
         sigma_from, sigma_to = sigmas[step], sigmas[step + 1]
-        half_snr = np.log1p(-sigmas[: step + 2]) - np.log(np.maximum(sigmas[: step + 2], 1e-300))
-        decay = -np.inf if sigma_to == 0 else half_snr[step] - half_snr[step + 1]
+        half_log_snr = np.log1p(-sigmas[: step + 2]) - np.log(np.maximum(sigmas[: step + 2], 1e-300))
+        decay = -np.inf if sigma_to == 0 else half_log_snr[step] - half_log_snr[step + 1]
         growth = np.expm1(decay)
-        ratios = np.array([(half_snr[step] - half_snr[step - i]) / decay for i in range(1, order)])
+        ratios = np.array([(half_log_snr[step] - half_log_snr[step - i]) / decay for i in range(1, order)])
         shares = self._shares(decay, np.append(ratios, 1.0), corrects)
         weights = np.zeros(self.solver_order + 2)
         weights[0] = sigma_to / sigma_from

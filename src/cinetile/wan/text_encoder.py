@@ -245,8 +245,8 @@ class UMT5EncoderModel(eqx.Module):
 
     def __call__(
         self,
-        input_ids: Int[Array, "batch tokens"] | Int[np.ndarray, "batch tokens"],
-        attention_mask: Bool[Array, "batch tokens"] | Bool[np.ndarray, "batch tokens"],
+        input_ids: Int[Array, "batch tokens"],
+        attention_mask: Bool[Array, "batch tokens"],
     ) -> Float[Array, "batch tokens dim"]:
         """Encodes prompts.
 
@@ -257,7 +257,6 @@ class UMT5EncoderModel(eqx.Module):
         Returns:
             The last hidden states in the compute dtype.
         """
-        mask = jnp.asarray(attention_mask)
         buckets = jnp.asarray(
             distance_buckets(
                 input_ids.shape[1],
@@ -267,9 +266,9 @@ class UMT5EncoderModel(eqx.Module):
         )
 
         def run_block(x: Array, block: EncoderBlock) -> tuple[Array, Any]:
-            return block(x, mask, buckets), None
+            return block(x, attention_mask, buckets), None
 
-        x, _ = jax.lax.scan(run_block, self.shared(jnp.asarray(input_ids)), self.blocks)
+        x, _ = jax.lax.scan(run_block, self.shared(input_ids), self.blocks)
         return self.final_layer_norm(x)
 
 

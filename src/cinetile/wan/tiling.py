@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from cinetile import _checks
 
-Video = Float[np.ndarray, "batch frames height width channels"]
+Video = Float[np.ndarray, "_batch _frames _height _width _channels"]
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class AutoencoderKLWan(eqx.Module):
             pieces, kept = [], None
             for chunk in chunks:
                 part = np.moveaxis(np.asarray(source[:, :, chunk, rows, columns]), 1, -1)
-                piece, kept = run_chunk(self, jnp.asarray(part, jnp.float32), kept)
+                piece, kept = run_chunk((self, jnp.asarray(part, jnp.float32)), kept)
                 pieces.append(np.asarray(piece))
                 done += 1
                 if progress is not None:
@@ -295,8 +295,9 @@ class AutoencoderKLWan(eqx.Module):
 
 @eqx.filter_jit(donate="all-except-first")
 def _encode_chunk(
-    vae: AutoencoderKLWan, x: Array, kept: list[Array] | None
+    inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
+    vae, x = inputs
     stream = Stream(kept)
     moments = vae.quant_conv(vae.encoder(x, stream), stream)
     return moments[..., : vae.config.z_dim], stream.left
@@ -304,7 +305,8 @@ def _encode_chunk(
 
 @eqx.filter_jit(donate="all-except-first")
 def _decode_chunk(
-    vae: AutoencoderKLWan, x: Array, kept: list[Array] | None
+    inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
+    vae, x = inputs
     stream = Stream(kept)
     return vae.decoder(vae.post_quant_conv(x, stream), stream), stream.left

@@ -17,7 +17,7 @@ from cinetile.wan.layers import random_weight
 _FLOAT32 = jnp.dtype("float32")
 _NORM_FLOOR = 1e-12
 
-Chunk = Float[Array, "batch frames height width channels"]
+Chunk = Float[Array, "_batch _frames _height _width _channels"]
 
 
 class Stream:

@@ -1,0 +1,623 @@
+"""From a prompt to a video."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from cinetile import _checks
+from cinetile.grid import TokenGrid
+from cinetile.wan.attention import DenseAttention, SelfAttention
+from cinetile.wan.folder import GenerationDefaults, Part, PipelineParts, VideoCodec, open_folder
+from cinetile.wan.schedulers import Schedule, Scheduler
+from cinetile.wan.text_encoder import UMT5EncoderModel
+from cinetile.wan.tiling import Tiling
+from cinetile.wan.tokenizer import PromptTokenizer, clean_prompt
+from cinetile.wan.transformer import WanTransformer3DModel
+
+AnyArray = Array | np.ndarray
+Progress = Callable[[str, str, int, int], object]
+
+OUTPUT_TYPES = ("np", "latent")
+_CALLBACK_TENSORS = ("latents", "prompt_embeds", "negative_prompt_embeds")
+# Pixels of a frame from which its decoding at once would take more memory than it is worth.
+_TILED_FROM = 640 * 640
+
+
+@dataclass(frozen=True, eq=False)
+class WanPipelineOutput:
+    """What a pipeline returns.
+
+    Attributes:
+        frames: videos `[batch, frames, height, width, channels]` in [0, 1]; with `output_type`
+            "latent", normalized latents `[batch, channels, frames, height, width]`.
+        records: for each step a pair of what self-attention recorded for the prompt and for the
+            negative prompt (None without guidance), stacked over layers. Empty unless asked for.
+        step_seconds: wall time of each step; the first one holds the compilation.
+    """
+
+    frames: AnyArray
+    records: tuple[tuple[Any, Any], ...] = ()
+    step_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class VideoSize:
+    """The size of a video that a pipeline can make.
+
+    Attributes:
+        num_frames: frames.
+        height: pixels.
+        width: pixels.
+        latent: latent frames, rows and columns.
+        grid: tokens that self-attention sees.
+    """
+
+    num_frames: int
+    height: int
+    width: int
+    latent: tuple[int, int, int]
+    grid: TokenGrid = field(repr=False)
+
+
+class WanPipeline:
+    """Text to video with Wan 2.1, or with the two experts of Wan 2.2.
+
+    Argument names are those of diffusers' pipeline. `from_pretrained` opens a folder; models can
+    also be given one by one.
+
+    Args:
+        tokenizer: of the prompts.
+        text_encoder: of the prompts.
+        transformer: predicts the flow; with two experts, at high noise.
+        vae: from latents to pixels.
+        scheduler: solves the flow; may be replaced at any time.
+        transformer_2: the expert at low noise.
+        boundary_ratio: noise level under which `transformer_2` takes over.
+        defaults: of a call.
+
+    Attributes:
+        scheduler: as given.
+        defaults: as given.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: PromptTokenizer,
+        text_encoder: UMT5EncoderModel,
+        transformer: WanTransformer3DModel,
+        vae: VideoCodec,
+        scheduler: Scheduler,
+        transformer_2: WanTransformer3DModel | None = None,
+        boundary_ratio: float | None = None,
+        defaults: GenerationDefaults | None = None,
+    ) -> None:
+        self._set_parts(
+            PipelineParts(
+                tokenizer=tokenizer,
+                text_encoder=_loaded(text_encoder),
+                transformer=_loaded(transformer),
+                vae=_loaded(vae),
+                scheduler=scheduler,
+                transformer_2=None if transformer_2 is None else _loaded(transformer_2),
+                boundary_ratio=boundary_ratio,
+                defaults=GenerationDefaults() if defaults is None else defaults,
+            )
+        )
+
+    def _set_parts(self, parts: PipelineParts, keep_text_encoder: bool = True) -> None:
+        self._parts = parts
+        self._keep_text_encoder = keep_text_encoder
+        self.scheduler = parts.scheduler
+        self.defaults = parts.defaults
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        keep_text_encoder: bool = True,
+    ) -> "WanPipeline":
+        """Opens a folder in diffusers' layout.
+
+        Every configuration and the names and shapes of all tensors are checked now; a model's
+        weights are read when it is first needed.
+
+        Args:
+            folder: holds `model_index.json`.
+            dtype: "float32" or "bfloat16" for the transformer and the text encoder; by default
+                as stored. The VAE computes in float32.
+            keep_text_encoder: whether the text encoder, of the published models the largest
+                part, stays in memory after it was used.
+
+        Raises:
+            FileNotFoundError: the folder or a file of it is missing.
+            ImportError: a package that reads them is not installed.
+            ValueError: a configuration is not implemented, a file is damaged, or a tensor is
+                missing, unknown or misshapen.
+        """
+        if dtype is not None:
+            _checks.choice("dtype", dtype, ("float32", "bfloat16"))
+        pipeline = cls.__new__(cls)
+        pipeline._set_parts(open_folder(folder, dtype), keep_text_encoder)
+        return pipeline
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """Of the prompts."""
+        return self._parts.tokenizer
+
+    @property
+    def text_encoder(self) -> UMT5EncoderModel:
+        """Of the prompts; loaded now if it was not."""
+        return self._parts.text_encoder.get()
+
+    @property
+    def transformer(self) -> WanTransformer3DModel:
+        """Predicts the flow; loaded now if it was not."""
+        return self._parts.transformer.get()
+
+    @property
+    def transformer_2(self) -> WanTransformer3DModel | None:
+        """The expert at low noise, if there is one; loaded now if it was not."""
+        return None if self._parts.transformer_2 is None else self._parts.transformer_2.get()
+
+    @property
+    def vae(self) -> VideoCodec:
+        """From latents to pixels; loaded now if it was not."""
+        return self._parts.vae.get()
+
+    @property
+    def boundary_ratio(self) -> float | None:
+        """Noise level under which `transformer_2` takes over."""
+        return self._parts.boundary_ratio
+
+    def video_size(
+        self,
+        num_frames: int | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> VideoSize:
+        """Rounds a size down to one that the models can make, with a warning if that changes it.
+
+        Args:
+            num_frames: becomes 4k + 1 with Wan's VAE.
+            height: becomes a multiple of 16 with Wan's VAE.
+            width: likewise.
+
+        Raises:
+            TypeError: a size is no integer.
+            ValueError: a size is below the smallest possible one, or above the largest.
+        """
+        config, patch = self._parts.vae.config, self._parts.transformer.config.patch_size
+        time_factor, space = config.scale_factor_temporal, config.scale_factor_spatial
+        asked: dict[str, int] = {}
+        rounded: dict[str, int] = {}
+        for name, value, step, first in (
+            ("num_frames", num_frames, time_factor * patch[0], time_factor * (patch[0] - 1) + 1),
+            ("height", height, space * patch[1], space * patch[1]),
+            ("width", width, space * patch[2], space * patch[2]),
+        ):
+            value = getattr(self.defaults, name) if value is None else value
+            most = first + step * (self._parts.transformer.config.rope_max_seq_len - 1)
+            asked[name] = _checks.integer(name, value, minimum=first, maximum=most + step - 1)
+            rounded[name] = first + (asked[name] - first) // step * step
+        if rounded != asked:
+            changes = ", ".join(
+                f"{name} {asked[name]} -> {rounded[name]}"
+                for name in asked
+                if asked[name] != rounded[name]
+            )
+            warnings.warn(f"the video's size is rounded down: {changes}", stacklevel=2)
+        latent = (
+            (rounded["num_frames"] - 1) // time_factor + 1,
+            rounded["height"] // space,
+            rounded["width"] // space,
+        )
+        tokens = (size // step for size, step in zip(latent, patch, strict=True))
+        return VideoSize(**rounded, latent=latent, grid=TokenGrid(*tokens))
+
+    def check_prompts(
+        self,
+        prompt: str | list[str],
+        negative_prompt: str | list[str] | None = None,
+        max_sequence_length: int | None = None,
+    ) -> None:
+        """Raises an error if a prompt is empty or has too many tokens; loads no weights.
+
+        Raises:
+            TypeError: a prompt is no string.
+            ValueError: see above, or the numbers of prompts differ.
+        """
+        length = self._sequence_length(max_sequence_length)
+        prompts = _strings("prompt", prompt)
+        for one in prompts:
+            if not clean_prompt(one):
+                raise ValueError("prompt must not be empty")
+        self.tokenizer(prompts, length, "prompt")
+        if negative_prompt is not None:
+            negatives = _strings("negative_prompt", negative_prompt)
+            if not isinstance(negative_prompt, str) and len(negatives) != len(prompts):
+                raise ValueError(
+                    f"negative_prompt must have one string for each of the {len(prompts)} prompts, "
+                    f"got {len(negatives)}"
+                )
+            self.tokenizer(negatives, length, "negative_prompt")
+
+    def encode_prompt(
+        self,
+        prompt: str | list[str],
+        negative_prompt: str | list[str] | None = None,
+        do_classifier_free_guidance: bool = True,
+        num_videos_per_prompt: int = 1,
+        max_sequence_length: int | None = None,
+    ) -> tuple[Float[Array, "batch text dim"], Float[Array, "batch text dim"] | None]:
+        """Embeds prompts, with zeros where they are padded.
+
+        Args:
+            prompt: one or several.
+            negative_prompt: one for all, or one each; by default the pipeline's.
+            do_classifier_free_guidance: whether the negative prompts are embedded.
+            num_videos_per_prompt: how often each embedding is repeated.
+            max_sequence_length: tokens to pad to; by default the pipeline's.
+
+        Returns:
+            Embeddings of the prompts, and of the negative ones or None.
+
+        Raises:
+            TypeError: a prompt is no string.
+            ValueError: a prompt is empty or too long, or the numbers of prompts differ.
+        """
+        self.check_prompts(prompt, negative_prompt, max_sequence_length)
+        repeats = _checks.integer("num_videos_per_prompt", num_videos_per_prompt, minimum=1)
+        length = self._sequence_length(max_sequence_length)
+        prompts = _strings("prompt", prompt)
+        positive = self._embed(prompts, length, repeats)
+        negative = None
+        if do_classifier_free_guidance:
+            given = self.defaults.negative_prompt if negative_prompt is None else negative_prompt
+            negatives = [given] * len(prompts) if isinstance(given, str) else given
+            negative = self._embed(negatives, length, repeats)
+        if not self._keep_text_encoder:
+            self._parts.text_encoder.release()
+        return positive, negative
+
+    def _embed(
+        self, prompts: list[str], length: int, repeats: int
+    ) -> Float[Array, "batch text dim"]:
+        ids, mask = self.tokenizer(prompts, length)
+        return jnp.repeat(_embed_tokens(self.text_encoder, jnp.asarray(ids), jnp.asarray(mask)), repeats, axis=0)
+
+    def _sequence_length(self, given: int | None) -> int:
+        value = self.defaults.max_sequence_length if given is None else given
+        return _checks.integer("max_sequence_length", value, minimum=1)
+
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_scale_2: float | None = None,
+        num_videos_per_prompt: int = 1,
+        generator: np.random.Generator | None = None,
+        latents: Float[AnyArray, "batch channels frames rows columns"] | None = None,
+        prompt_embeds: Float[AnyArray, "batch text dim"] | None = None,
+        negative_prompt_embeds: Float[AnyArray, "batch text dim"] | None = None,
+        output_type: str = "np",
+        callback_on_step_end: Callable[..., dict[str, Any] | None] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
+        max_sequence_length: int | None = None,
+        *,
+        seed: int | None = None,
+        attention: SelfAttention | None = None,
+        attention_2: SelfAttention | None = None,
+        vae_tiling: bool | Tiling | None = None,
+        return_records: bool = False,
+        progress: Progress | None = None,
+    ) -> WanPipelineOutput:
+        """Makes videos.
+
+        All arguments are checked before any weight is read. Where nothing else is said, a value
+        that is None is the pipeline's own (`defaults`).
+
+        Args:
+            prompt: one or several; or give `prompt_embeds`.
+            negative_prompt: what guidance leads away from; one for all, or one each.
+            height: pixels; rounded down, see `video_size`.
+            width: pixels, likewise.
+            num_frames: frames, likewise.
+            num_inference_steps: denoising steps.
+            guidance_scale: weight of the prompt against the negative prompt; 1 or less for none.
+            guidance_scale_2: the same for the expert at low noise; None for `guidance_scale`.
+            num_videos_per_prompt: videos of each prompt.
+            generator: what the noise is drawn from; or give `seed`.
+            latents: the noise itself, `[batch, channels, frames, rows, columns]`.
+            prompt_embeds: what `encode_prompt` returned.
+            negative_prompt_embeds: likewise.
+            output_type: "np" for frames, "latent" for normalized latents.
+            callback_on_step_end: called after each step with the pipeline, the step's index, its
+                time step and a dictionary of arrays; what it returns replaces them.
+            callback_on_step_end_tensor_inputs: which arrays: `latents`, `prompt_embeds`,
+                `negative_prompt_embeds`.
+            max_sequence_length: tokens that prompts are padded to.
+            seed: of the noise and of what self-attention draws; equal seeds give equal videos.
+            attention: self-attention, for example a `ct.SparseAttention` on the grid of
+                `video_size`; None for dense attention.
+            attention_2: the same for the expert at low noise; None for `attention`.
+            vae_tiling: whether, or how, the VAE works in tiles; None where frames are large.
+            return_records: whether to keep what self-attention recorded.
+            progress: called with a stage, "", the steps done and all steps.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range or does not fit the others.
+        """
+        size = self.video_size(num_frames, height, width)
+        _checks.choice("output_type", output_type, OUTPUT_TYPES)
+        for name in callback_on_step_end_tensor_inputs:
+            _checks.choice("callback_on_step_end_tensor_inputs", name, _CALLBACK_TENSORS)
+        if generator is not None and seed is not None:
+            raise ValueError("generator and seed exclude each other")
+        if generator is None:
+            seed = None if seed is None else _checks.integer("seed", seed, minimum=0)
+            generator = np.random.default_rng(seed)
+        scales = self._guidance_scales(guidance_scale, guidance_scale_2)
+        guided = max(scales) > 1
+        if num_inference_steps is None:
+            num_inference_steps = self.defaults.num_inference_steps
+        schedule = self.scheduler.schedule(num_inference_steps)
+        batch = self._check_embeddings(
+            prompt, negative_prompt, prompt_embeds, negative_prompt_embeds, guided
+        )
+        if prompt is not None:
+            self.check_prompts(prompt, negative_prompt, max_sequence_length)
+            batch *= _checks.integer("num_videos_per_prompt", num_videos_per_prompt, minimum=1)
+        noise = self._noise(latents, (batch, self._parts.vae.config.z_dim, *size.latent), generator)
+        key = jax.random.key(int(generator.integers(2**31)))
+
+        show = _ignore if progress is None else progress
+        if prompt is not None:
+            show("reading the prompt", "", 0, 1)
+            encoded = self.encode_prompt(
+                prompt, negative_prompt, guided, num_videos_per_prompt, max_sequence_length
+            )
+            prompt_embeds = encoded[0]
+            if negative_prompt_embeds is None:
+                negative_prompt_embeds = encoded[1]
+            show("reading the prompt", "", 1, 1)
+        run = _Run(
+            embeds=jnp.asarray(prompt_embeds),
+            negative=jnp.asarray(negative_prompt_embeds) if guided else None,
+            scales=scales,
+            attentions=(attention, attention if attention_2 is None else attention_2),
+            grid=size.grid,
+            key=key,
+            return_records=return_records,
+        )
+        denoised, records, seconds = self._denoise(
+            run, noise, schedule, callback_on_step_end, callback_on_step_end_tensor_inputs, show
+        )
+        frames = denoised
+        if output_type == "np":
+            frames = self._decode(denoised, self._tiling(vae_tiling, size), show)
+        return WanPipelineOutput(frames, tuple(records), tuple(seconds))
+
+    def _guidance_scales(self, first: float | None, second: float | None) -> tuple[float, float]:
+        first = self.defaults.guidance_scale if first is None else first
+        first = _checks.finite("guidance_scale", first)
+        if second is None:
+            return first, first
+        if self._parts.transformer_2 is None:
+            raise ValueError("guidance_scale_2 is for pipelines with a transformer_2 alone")
+        return first, _checks.finite("guidance_scale_2", second)
+
+    def _check_embeddings(
+        self,
+        prompt: str | list[str] | None,
+        negative_prompt: str | list[str] | None,
+        prompt_embeds: AnyArray | None,
+        negative_prompt_embeds: AnyArray | None,
+        guided: bool,
+    ) -> int:
+        """Returns the number of prompts, or raises an error if they come twice or not at all."""
+        if (prompt is None) == (prompt_embeds is None):
+            raise ValueError("give either prompt or prompt_embeds")
+        if negative_prompt is not None and negative_prompt_embeds is not None:
+            raise ValueError("negative_prompt and negative_prompt_embeds exclude each other")
+        if prompt is not None:
+            return len(_strings("prompt", prompt))
+        if guided and negative_prompt_embeds is None:
+            raise ValueError("prompt_embeds needs negative_prompt_embeds where there is guidance")
+        dim = self._parts.transformer.config.text_dim
+        assert prompt_embeds is not None
+        for name, array in (
+            ("prompt_embeds", prompt_embeds),
+            ("negative_prompt_embeds", negative_prompt_embeds),
+        ):
+            if array is not None and (
+                array.ndim != 3 or array.shape[0] != len(prompt_embeds) or array.shape[2] != dim
+            ):
+                raise ValueError(
+                    f"{name} must be [{len(prompt_embeds)}, tokens, {dim}], got {array.shape}"
+                )
+        return len(prompt_embeds)
+
+    def _noise(
+        self, latents: AnyArray | None, shape: tuple[int, ...], generator: np.random.Generator
+    ) -> Float[Array, "batch channels frames rows columns"]:
+        if latents is None:
+            return jnp.asarray(generator.standard_normal(shape, np.float32))
+        if latents.shape != shape:
+            raise ValueError(f"latents must have the shape {shape}, got {latents.shape}")
+        return jnp.asarray(latents, jnp.float32)
+
+    def _denoise(
+        self,
+        run: "_Run",
+        latents: Float[Array, "batch channels frames rows columns"],
+        schedule: Schedule,
+        callback: Callable[..., dict[str, Any] | None] | None,
+        callback_inputs: Sequence[str],
+        show: Progress,
+    ) -> tuple[
+        Float[Array, "batch channels frames rows columns"], list[tuple[Any, Any]], list[float]
+    ]:
+        """Solves the flow from noise to clean latents."""
+        state = self.scheduler.init(latents)
+        records: list[tuple[Any, Any]] = []
+        seconds: list[float] = []
+        steps = len(schedule.timesteps)
+        show("denoising", "", 0, steps)
+        for step, timestep in enumerate(schedule.timesteps):
+            started = time.perf_counter()
+            flow, record = self._flow(run, latents, step, timestep)
+            latents, state = self.scheduler.step(
+                schedule.coefficients[step], state, flow, latents
+            )
+            latents.block_until_ready()
+            seconds.append(time.perf_counter() - started)
+            if run.return_records:
+                records.append(record)
+            if callback is not None:
+                arrays = {
+                    "latents": latents,
+                    "prompt_embeds": run.embeds,
+                    "negative_prompt_embeds": run.negative,
+                }
+                chosen = {name: arrays[name] for name in callback_inputs}
+                changed = arrays | (callback(self, step, float(timestep), chosen) or {})
+                latents = jnp.asarray(changed["latents"], jnp.float32)
+                run = replace(
+                    run,
+                    embeds=changed["prompt_embeds"],
+                    negative=changed["negative_prompt_embeds"],
+                )
+            show("denoising", "", step + 1, steps)
+        return latents, records, seconds
+
+    def _flow(
+        self, run: "_Run", latents: Array, step: int, timestep: np.floating
+    ) -> tuple[Array, tuple[Any, Any]]:
+        """The guided flow at a step, and what self-attention recorded."""
+        expert, low_noise = self.transformer, 0
+        if self.boundary_ratio is not None and self.transformer_2 is not None:
+            low_noise = int(timestep < self.boundary_ratio * self.scheduler.num_train_timesteps)
+            expert = (self.transformer, self.transformer_2)[low_noise]
+        attention = run.attentions[low_noise]
+        if attention is None:
+            attention = DenseAttention.on(run.grid, expert.dtype)
+        timesteps = jnp.full((latents.shape[0],), timestep, jnp.float32)
+        key = jax.random.fold_in(run.key, step)
+
+        def predict(embeds: Array, part: int) -> tuple[Array, Any]:
+            return _predict(
+                expert,
+                latents,
+                timesteps,
+                embeds,
+                attention,
+                jnp.asarray(step, jnp.int32),
+                jax.random.fold_in(key, part),
+                run.return_records,
+            )
+
+        flow, record = predict(run.embeds, 0)
+        scale = run.scales[low_noise]
+        if run.negative is None:
+            return flow, (record, None)
+        unguided, other = predict(run.negative, 1)
+        return unguided + scale * (flow - unguided), (record, other)
+
+    def _tiling(self, given: bool | Tiling | None, size: VideoSize) -> Tiling | None:
+        if isinstance(given, Tiling):
+            return given
+        tiled = size.height * size.width > _TILED_FROM if given is None else given
+        return Tiling() if tiled else None
+
+    def _decode(
+        self, latents: Array, tiling: Tiling | None, show: Progress
+    ) -> Float[np.ndarray, "batch frames height width channels"]:
+        pixels = self.vae.decode(
+            self.vae.denormalize(latents),
+            tiling=tiling,
+            progress=lambda done, total: show("decoding", "", done, total),
+        )
+        return np.moveaxis(np.clip(pixels / 2 + 0.5, 0.0, 1.0), 1, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What stays the same over the steps of one call."""
+
+    embeds: Float[Array, "batch text dim"]
+    negative: Float[Array, "batch text dim"] | None
+    scales: tuple[float, float]
+    attentions: tuple[SelfAttention | None, SelfAttention | None]
+    grid: TokenGrid
+    key: PRNGKeyArray
+    return_records: bool
+
+
+@eqx.filter_jit
+def _predict(
+    transformer: WanTransformer3DModel,
+    latents: Array,
+    timesteps: Array,
+    embeds: Array,
+    attention: SelfAttention,
+    step: Array,
+    key: PRNGKeyArray,
+    return_record: bool,
+) -> tuple[Array, Any]:
+    result = transformer(
+        latents,
+        timesteps,
+        embeds,
+        attention=attention,
+        step=step,
+        rng=key,
+        return_record=return_record,
+    )
+    flow, record = result if return_record else (result, None)
+    return flow.astype(jnp.float32), record
+
+
+@eqx.filter_jit
+def _embed_tokens(
+    text_encoder: UMT5EncoderModel,
+    ids: Int[Array, "batch text"],
+    mask: Bool[Array, "batch text"],
+) -> Array:
+    embeddings = text_encoder(ids, mask)
+    return jnp.where(mask[..., jnp.newaxis], embeddings, 0)
+
+
+def _loaded(model: Any) -> Part[Any, Any]:
+    return Part(model.config, lambda: model)
+
+
+def _strings(name: str, value: str | list[str]) -> list[str]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(one, str) for one in strings):
+        raise TypeError(f"{name} must be a string or a list of strings, got {value!r}")
+    if not strings:
+        raise ValueError(f"{name} must not be an empty list")
+    return strings
+
+
+def _ignore(stage: str, current: str, done: int, total: int) -> None:
+    del stage, current, done, total
