@@ -2,8 +2,8 @@
 
 import functools
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from cinetile.wan import (
 
 PROMPT, NEGATIVE = "a red  ball &amp;amp; rolls to the right", "dark"
 FLOW_SHIFT, STEPS = 3.0, 5
-PIXELS = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": STEPS}
+PIXELS: dict[str, Any] = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": STEPS}
 # What the requirement allows.
 TIGHT, LOOSE = 1e-4, 1e-3
 
@@ -99,7 +99,10 @@ class WanParity:
     )
     def test_scheduler(self, folder: Path, name: str, scheduler):
         expected = load_expected(folder)
-        theirs: Callable[[str], np.ndarray] = lambda what: expected[f"scheduler.{name}.{what}"]
+
+        def theirs(what: str) -> np.ndarray:
+            return expected[f"scheduler.{name}.{what}"]
+
         schedule = scheduler.schedule(STEPS)
         assert largest_difference(schedule.timesteps, theirs("timesteps")) <= 2e-4
         assert largest_difference(schedule.sigmas, theirs("sigmas")) <= 1e-6
@@ -141,7 +144,7 @@ class WanParity:
         expected = load_expected(folder)
         pipe = WanPipeline.from_pretrained(two_experts(folder, tmp_path))
         pipe.scheduler = FlowMatchEulerDiscreteScheduler(FLOW_SHIFT)
-        arguments = {
+        arguments: dict[str, Any] = {
             "latents": expected["pipeline.latents"],
             "prompt_embeds": expected["pipeline.prompt_embeds"],
             "negative_prompt_embeds": expected["pipeline.negative_prompt_embeds"],
@@ -152,5 +155,3 @@ class WanParity:
         assert largest_difference(output.frames, expected["pipeline.experts"]) <= TIGHT
         same_scale = pipe(**PIXELS, **arguments)
         assert largest_difference(same_scale.frames, expected["pipeline.experts"]) > 1e-3
-
-

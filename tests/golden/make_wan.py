@@ -4,20 +4,24 @@
 and transformers (`pip install -c constraints.txt ".[parity]"`).
 """
 
+import importlib
 import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import diffusers
 import numpy as np
 import tokenizers
 import torch
-import transformers
 from safetensors.numpy import save_file
 
+# Their lazy modules tell type checkers nothing of use.
+diffusers: Any = importlib.import_module("diffusers")
+transformers: Any = importlib.import_module("transformers")
+
 PROMPT, NEGATIVE = "a red  ball &amp;amp; rolls to the right", "dark"
-_WORDS = "<pad> </s> <unk> a red ball rolls to the right dark &".split()
+_WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "ball", "rolls", "to", "the", "right", "dark", "&"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def make(folder: Path, seed: int, sizes: Sizes) -> None:
             file.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def _transformer(sizes: Sizes) -> diffusers.WanTransformer3DModel:
+def _transformer(sizes: Sizes) -> Any:
     model = diffusers.WanTransformer3DModel(
         num_attention_heads=sizes.heads,
         attention_head_dim=sizes.head_dim,
@@ -90,7 +94,7 @@ def _transformer(sizes: Sizes) -> diffusers.WanTransformer3DModel:
     return model
 
 
-def _text_encoder(sizes: Sizes) -> transformers.UMT5EncoderModel:
+def _text_encoder(sizes: Sizes) -> Any:
     model = transformers.UMT5EncoderModel(
         transformers.UMT5Config(
             vocab_size=len(_WORDS),
@@ -108,7 +112,7 @@ def _text_encoder(sizes: Sizes) -> transformers.UMT5EncoderModel:
     return model.eval()
 
 
-def _vae(sizes: Sizes) -> diffusers.AutoencoderKLWan:
+def _vae(sizes: Sizes) -> Any:
     model = diffusers.AutoencoderKLWan(
         base_dim=sizes.vae_dim,
         z_dim=sizes.z_dim,
@@ -127,10 +131,10 @@ def _perturb(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1 or parameter.numel() == parameter.shape[0]:
-                parameter += 0.2 * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
 
 
-def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+def _tokenizer() -> Any:
     vocabulary = {word: index for index, word in enumerate(_WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -142,7 +146,7 @@ def _tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def _run_transformer(model, sizes: Sizes, expected: dict[str, torch.Tensor]) -> None:
+def _run_transformer(model: Any, sizes: Sizes, expected: dict[str, torch.Tensor]) -> None:
     hidden = torch.randn(2, sizes.z_dim, 3, 4, 6)
     timestep, text = torch.tensor([999, 421]), torch.randn(2, 7, sizes.text_dim)
     expected["transformer.hidden_states"] = hidden
@@ -151,7 +155,7 @@ def _run_transformer(model, sizes: Sizes, expected: dict[str, torch.Tensor]) -> 
     expected["transformer.output"] = model(hidden, timestep, text, return_dict=False)[0]
 
 
-def _run_text_encoder(model, expected: dict[str, torch.Tensor]) -> None:
+def _run_text_encoder(model: Any, expected: dict[str, torch.Tensor]) -> None:
     ids = torch.randint(1, len(_WORDS), (2, 30))
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
@@ -160,7 +164,7 @@ def _run_text_encoder(model, expected: dict[str, torch.Tensor]) -> None:
     expected["text.output"] = model(ids, mask).last_hidden_state
 
 
-def _run_vae(model, expected: dict[str, torch.Tensor]) -> None:
+def _run_vae(model: Any, expected: dict[str, torch.Tensor]) -> None:
     cases = [("1", 1, 32, 32), ("5", 5, 32, 32), ("9", 9, 32, 32), ("tiled", 1, 56, 40)]
     for name, frames, height, width in cases:
         if name == "tiled":  # the last tiles are cut short, in both directions
@@ -195,13 +199,13 @@ def _run_schedulers(sizes: Sizes, expected: dict[str, torch.Tensor]) -> None:
 
 
 def _run_pipelines(
-    pipe: diffusers.WanPipeline, transformer_2, sizes: Sizes, expected: dict[str, torch.Tensor]
+    pipe: Any, transformer_2: Any, sizes: Sizes, expected: dict[str, torch.Tensor]
 ) -> None:
     height, width = 8 * sizes.latent_height, 8 * sizes.latent_width
     latents = torch.randn(1, sizes.z_dim, 3, sizes.latent_height, sizes.latent_width)
     expected["pipeline.latents"] = latents
 
-    def run(name: str, pipe: diffusers.WanPipeline, output_type: str, **arguments) -> None:
+    def run(name: str, pipe: Any, output_type: str, **arguments) -> None:
         frames = pipe(
             height=height,
             width=width,

@@ -3,6 +3,7 @@
 import click
 
 from cinetile.cli.errors import ErrorMappingGroup
+from cinetile.cli.generate import generate_command
 from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
 from cinetile.cli.plan import plan_command
@@ -13,6 +14,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     ladder_command,
     plan_command,
     tpu_command,
+    generate_command,
     implementations_command,
 )
 

@@ -9,6 +9,7 @@ except ImportError as error:
     raise ImportError('cinetile.wan needs equinox: pip install "cinetile[wan]"') from error
 
 from cinetile.wan.attention import DenseAttention, SelfAttention
+from cinetile.wan.checkpoint import small_checkpoint
 from cinetile.wan.folder import GenerationDefaults
 from cinetile.wan.linear_codec import LinearVideoCodec, LinearVideoCodecConfig
 from cinetile.wan.pipeline import VideoSize, WanPipeline, WanPipelineOutput
@@ -45,4 +46,5 @@ __all__ = [
     "WanPipelineOutput",
     "WanTransformer3DModel",
     "WanTransformerConfig",
+    "small_checkpoint",
 ]

@@ -51,9 +51,7 @@ class DenseAttention:
     implementation: str | None = None
 
     @classmethod
-    def on(
-        cls, grid: TokenGrid, dtype: str, implementation: str | None = None
-    ) -> "DenseAttention":
+    def on(cls, grid: TokenGrid, dtype: str, implementation: str | None = None) -> "DenseAttention":
         """Dense attention on a grid, with the tiles that suit the implementation."""
         block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
         return cls(plan_tiles(dense_mask(grid), block_q, block_kv, "dense"), implementation)

@@ -1,10 +1,9 @@
 """A pipeline's folder in diffusers' layout: everything is checked when it is opened."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from cinetile import _checks
 from cinetile.wan.config import parse_config, read_json
@@ -14,41 +13,13 @@ from cinetile.wan.text_encoder import UMT5Config, UMT5EncoderModel
 from cinetile.wan.tokenizer import PromptTokenizer
 from cinetile.wan.transformer import WanTransformer3DModel, WanTransformerConfig
 from cinetile.wan.vae import AutoencoderKLWan
+from cinetile.wan.weights import Part
 
-Model = TypeVar("Model")
-Config = TypeVar("Config")
 VideoCodec = AutoencoderKLWan | LinearVideoCodec
 
 _PIPELINE = "WanPipeline"
 _PARTS = ("tokenizer", "text_encoder", "transformer", "transformer_2", "vae", "scheduler")
 _CODECS = {kind.class_name: kind for kind in (AutoencoderKLWan, LinearVideoCodec)}
-
-
-class Part(Generic[Config, Model]):
-    """A model of a pipeline, loaded when it is first asked for.
-
-    Args:
-        config: its configuration.
-        load: loads it.
-
-    Attributes:
-        config: its configuration.
-    """
-
-    def __init__(self, config: Config, load: Callable[[], Model]) -> None:
-        self.config = config
-        self._load = load
-        self._model: Model | None = None
-
-    def get(self) -> Model:
-        """The model."""
-        if self._model is None:
-            self._model = self._load()
-        return self._model
-
-    def release(self) -> None:
-        """Frees the memory of a model that was loaded from files; it will be loaded again."""
-        self._model = None
 
 
 @dataclass(frozen=True)
@@ -156,10 +127,10 @@ def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> Pip
         defaults = parse_config(GenerationDefaults, read_json(defaults_path), defaults_path)
     parts = PipelineParts(
         tokenizer=PromptTokenizer(folder / "tokenizer"),
-        text_encoder=Part(*UMT5EncoderModel.deferred(folder / "text_encoder", dtype=dtype)),
-        transformer=Part(*WanTransformer3DModel.deferred(folder / "transformer", dtype=dtype)),
+        text_encoder=UMT5EncoderModel.deferred(folder / "text_encoder", dtype=dtype),
+        transformer=WanTransformer3DModel.deferred(folder / "transformer", dtype=dtype),
         transformer_2=(
-            Part(*WanTransformer3DModel.deferred(folder / "transformer_2", dtype=dtype))
+            WanTransformer3DModel.deferred(folder / "transformer_2", dtype=dtype)
             if experts[1]
             else None
         ),
@@ -185,21 +156,32 @@ def _open_codec(folder: Path) -> Part[Any, VideoCodec]:
             f"{folder / 'config.json'}: _class_name must be one of {', '.join(_CODECS)}, "
             f"got {name!r}"
         )
-    return Part(*_CODECS[name].deferred(folder))
+    return _CODECS[name].deferred(folder)
 
 
 def _check_together(parts: PipelineParts) -> None:
     """Raises ValueError where two parts do not fit each other."""
-    for name, expert in (("transformer", parts.transformer), ("transformer_2", parts.transformer_2)):
+    for name, expert in (
+        ("transformer", parts.transformer),
+        ("transformer_2", parts.transformer_2),
+    ):
         if expert is None:
             continue
         pairs = (
             ("in_channels", expert.config.in_channels, "vae z_dim", parts.vae.config.z_dim),
             ("out_channels", expert.config.out_channels, "vae z_dim", parts.vae.config.z_dim),
-            ("text_dim", expert.config.text_dim, "text_encoder d_model",
-             parts.text_encoder.config.d_model),
-            ("patch_size", expert.config.patch_size, "transformer patch_size",
-             parts.transformer.config.patch_size),
+            (
+                "text_dim",
+                expert.config.text_dim,
+                "text_encoder d_model",
+                parts.text_encoder.config.d_model,
+            ),
+            (
+                "patch_size",
+                expert.config.patch_size,
+                "transformer patch_size",
+                parts.transformer.config.patch_size,
+            ),
         )
         for ours, value, theirs, wanted in pairs:
             if value != wanted:

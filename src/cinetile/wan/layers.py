@@ -57,9 +57,7 @@ class RMSNorm(eqx.Module):
         return (normal * self.weight.astype(jnp.float32)).astype(x.dtype)
 
 
-def layer_norm(
-    x: Float[Array, "*axes features"], eps: float
-) -> Float[Array, "*axes features"]:
+def layer_norm(x: Float[Array, "*axes features"], eps: float) -> Float[Array, "*axes features"]:
     """Layer norm without parameters; computes and returns float32."""
     wide = x.astype(jnp.float32)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)

@@ -1,7 +1,6 @@
 """A fixed linear codec of pixel patches, in the place of an autoencoder for small models."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +16,7 @@ from cinetile.wan.config import parse_config, read_json
 from cinetile.wan.layers import random_weight
 from cinetile.wan.tiling import Tiling
 from cinetile.wan.vae import Progress
-from cinetile.wan.weights import WeightFiles, load_model
+from cinetile.wan.weights import Part, WeightFiles, load_model
 
 AnyArray = Array | np.ndarray
 
@@ -86,8 +85,8 @@ class LinearVideoCodec(eqx.Module):
     @classmethod
     def deferred(
         cls, folder: str | os.PathLike[str]
-    ) -> tuple[LinearVideoCodecConfig, Callable[[], "LinearVideoCodec"]]:
-        """Checks a folder and returns its configuration and what loads the weights."""
+    ) -> "Part[LinearVideoCodecConfig, LinearVideoCodec]":
+        """Reads the configuration and the files' headers; the weights when they are needed."""
         path = Path(folder) / "config.json"
         config = parse_config(LinearVideoCodecConfig, read_json(path), path)
         load = load_model(
@@ -96,7 +95,7 @@ class LinearVideoCodec(eqx.Module):
             stacked="",
             renames=_RENAMES,
         )
-        return config, load
+        return Part(config, "float32", load)
 
     def normalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]

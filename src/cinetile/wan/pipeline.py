@@ -1,9 +1,10 @@
 """From a prompt to a video."""
 
+import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +17,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.wan.attention import DenseAttention, SelfAttention
-from cinetile.wan.folder import GenerationDefaults, Part, PipelineParts, VideoCodec, open_folder
+from cinetile.wan.folder import GenerationDefaults, PipelineParts, VideoCodec, open_folder
 from cinetile.wan.schedulers import Schedule, Scheduler
 from cinetile.wan.text_encoder import UMT5EncoderModel
 from cinetile.wan.tiling import Tiling
 from cinetile.wan.tokenizer import PromptTokenizer, clean_prompt
 from cinetile.wan.transformer import WanTransformer3DModel
+from cinetile.wan.weights import Part
 
 AnyArray = Array | np.ndarray
 Progress = Callable[[str, str, int, int], object]
@@ -41,11 +43,13 @@ class WanPipelineOutput:
             "latent", normalized latents `[batch, channels, frames, height, width]`.
         records: for each step a pair of what self-attention recorded for the prompt and for the
             negative prompt (None without guidance), stacked over layers. Empty unless asked for.
+        seconds: wall time of each stage: "prompt", "weights", "denoising", "decoding".
         step_seconds: wall time of each step; the first one holds the compilation.
     """
 
     frames: AnyArray
     records: tuple[tuple[Any, Any], ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
     step_seconds: tuple[float, ...] = ()
 
 
@@ -66,6 +70,26 @@ class VideoSize:
     width: int
     latent: tuple[int, int, int]
     grid: TokenGrid = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class CallPlan:
+    """What a call of a pipeline would do.
+
+    Attributes:
+        size: of the video, rounded.
+        schedule: the denoising steps.
+        guidance_scales: at high and at low noise.
+    """
+
+    size: VideoSize
+    schedule: Schedule
+    guidance_scales: tuple[float, float]
+
+    @property
+    def guided(self) -> bool:
+        """Whether the negative prompt is used."""
+        return max(self.guidance_scales) > 1
 
 
 class WanPipeline:
@@ -178,6 +202,11 @@ class WanPipeline:
         return self._parts.vae.get()
 
     @property
+    def dtype(self) -> str:
+        """What the transformer computes in."""
+        return self._parts.transformer.dtype
+
+    @property
     def boundary_ratio(self) -> float | None:
         """Noise level under which `transformer_2` takes over."""
         return self._parts.boundary_ratio
@@ -203,12 +232,12 @@ class WanPipeline:
         time_factor, space = config.scale_factor_temporal, config.scale_factor_spatial
         asked: dict[str, int] = {}
         rounded: dict[str, int] = {}
-        for name, value, step, first in (
+        for name, given, step, first in (
             ("num_frames", num_frames, time_factor * patch[0], time_factor * (patch[0] - 1) + 1),
             ("height", height, space * patch[1], space * patch[1]),
             ("width", width, space * patch[2], space * patch[2]),
         ):
-            value = getattr(self.defaults, name) if value is None else value
+            value = getattr(self.defaults, name) if given is None else given
             most = first + step * (self._parts.transformer.config.rope_max_seq_len - 1)
             asked[name] = _checks.integer(name, value, minimum=first, maximum=most + step - 1)
             rounded[name] = first + (asked[name] - first) // step * step
@@ -218,7 +247,7 @@ class WanPipeline:
                 for name in asked
                 if asked[name] != rounded[name]
             )
-            warnings.warn(f"the video's size is rounded down: {changes}", stacklevel=2)
+            warnings.warn(f"the video's size is rounded down: {changes}", stacklevel=3)
         latent = (
             (rounded["num_frames"] - 1) // time_factor + 1,
             rounded["height"] // space,
@@ -296,7 +325,9 @@ class WanPipeline:
         self, prompts: list[str], length: int, repeats: int
     ) -> Float[Array, "batch text dim"]:
         ids, mask = self.tokenizer(prompts, length)
-        return jnp.repeat(_embed_tokens(self.text_encoder, jnp.asarray(ids), jnp.asarray(mask)), repeats, axis=0)
+        return jnp.repeat(
+            _embed_tokens(self.text_encoder, jnp.asarray(ids), jnp.asarray(mask)), repeats, axis=0
+        )
 
     def _sequence_length(self, given: int | None) -> int:
         value = self.defaults.max_sequence_length if given is None else given
@@ -366,7 +397,6 @@ class WanPipeline:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range or does not fit the others.
         """
-        size = self.video_size(num_frames, height, width)
         _checks.choice("output_type", output_type, OUTPUT_TYPES)
         for name in callback_on_step_end_tensor_inputs:
             _checks.choice("callback_on_step_end_tensor_inputs", name, _CALLBACK_TENSORS)
@@ -375,46 +405,112 @@ class WanPipeline:
         if generator is None:
             seed = None if seed is None else _checks.integer("seed", seed, minimum=0)
             generator = np.random.default_rng(seed)
-        scales = self._guidance_scales(guidance_scale, guidance_scale_2)
-        guided = max(scales) > 1
-        if num_inference_steps is None:
-            num_inference_steps = self.defaults.num_inference_steps
-        schedule = self.scheduler.schedule(num_inference_steps)
-        batch = self._check_embeddings(
-            prompt, negative_prompt, prompt_embeds, negative_prompt_embeds, guided
+        if (prompt is None) == (prompt_embeds is None):
+            raise ValueError("give either prompt or prompt_embeds")
+        if negative_prompt is not None and negative_prompt_embeds is not None:
+            raise ValueError("negative_prompt and negative_prompt_embeds exclude each other")
+        plan = self.check_inputs(
+            prompt,
+            negative_prompt,
+            height,
+            width,
+            num_frames,
+            num_inference_steps,
+            guidance_scale,
+            guidance_scale_2,
+            max_sequence_length,
         )
-        if prompt is not None:
-            self.check_prompts(prompt, negative_prompt, max_sequence_length)
-            batch *= _checks.integer("num_videos_per_prompt", num_videos_per_prompt, minimum=1)
-        noise = self._noise(latents, (batch, self._parts.vae.config.z_dim, *size.latent), generator)
+        if prompt is None:
+            assert prompt_embeds is not None
+            self._check_embeddings(prompt_embeds, negative_prompt_embeds, plan.guided)
+            batch = len(prompt_embeds)
+        else:
+            repeats = _checks.integer("num_videos_per_prompt", num_videos_per_prompt, minimum=1)
+            batch = len(_strings("prompt", prompt)) * repeats
+        shape = (batch, self._parts.vae.config.z_dim, *plan.size.latent)
+        noise = self._noise(latents, shape, generator)
         key = jax.random.key(int(generator.integers(2**31)))
 
         show = _ignore if progress is None else progress
+        seconds: dict[str, float] = {}
         if prompt is not None:
-            show("reading the prompt", "", 0, 1)
-            encoded = self.encode_prompt(
-                prompt, negative_prompt, guided, num_videos_per_prompt, max_sequence_length
-            )
+            with _stage("prompt", seconds, show):
+                encoded = self.encode_prompt(
+                    prompt, negative_prompt, plan.guided, num_videos_per_prompt, max_sequence_length
+                )
             prompt_embeds = encoded[0]
             if negative_prompt_embeds is None:
                 negative_prompt_embeds = encoded[1]
-            show("reading the prompt", "", 1, 1)
+        with _stage("weights", seconds, show):
+            experts = [self.transformer]
+            if self.transformer_2 is not None:
+                experts.append(self.transformer_2)
         run = _Run(
+            experts=tuple(experts),
             embeds=jnp.asarray(prompt_embeds),
-            negative=jnp.asarray(negative_prompt_embeds) if guided else None,
-            scales=scales,
+            negative=jnp.asarray(negative_prompt_embeds) if plan.guided else None,
+            scales=plan.guidance_scales,
             attentions=(attention, attention if attention_2 is None else attention_2),
-            grid=size.grid,
+            grid=plan.size.grid,
             key=key,
             return_records=return_records,
         )
-        denoised, records, seconds = self._denoise(
-            run, noise, schedule, callback_on_step_end, callback_on_step_end_tensor_inputs, show
+        frames, records, step_seconds = self._denoise(
+            run,
+            noise,
+            plan.schedule,
+            callback_on_step_end,
+            callback_on_step_end_tensor_inputs,
+            show,
         )
-        frames = denoised
+        seconds["denoising"] = sum(step_seconds)
         if output_type == "np":
-            frames = self._decode(denoised, self._tiling(vae_tiling, size), show)
-        return WanPipelineOutput(frames, tuple(records), tuple(seconds))
+            started = time.perf_counter()
+            frames = self._decode(frames, self._tiling(vae_tiling, plan.size), show)
+            seconds["decoding"] = time.perf_counter() - started
+        return WanPipelineOutput(frames, tuple(records), seconds, tuple(step_seconds))
+
+    def check_inputs(
+        self,
+        prompt: str | list[str] | None = None,
+        negative_prompt: str | list[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        num_frames: int | None = None,
+        num_inference_steps: int | None = None,
+        guidance_scale: float | None = None,
+        guidance_scale_2: float | None = None,
+        max_sequence_length: int | None = None,
+    ) -> "CallPlan":
+        """Checks the arguments of a call without reading any weight.
+
+        Args:
+            prompt: as in a call, as are all others.
+            negative_prompt: see there.
+            height: see there.
+            width: see there.
+            num_frames: see there.
+            num_inference_steps: see there.
+            guidance_scale: see there.
+            guidance_scale_2: see there.
+            max_sequence_length: see there.
+
+        Returns:
+            What the call would do.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range or does not fit the others.
+        """
+        if prompt is not None:
+            self.check_prompts(prompt, negative_prompt, max_sequence_length)
+        if num_inference_steps is None:
+            num_inference_steps = self.defaults.num_inference_steps
+        return CallPlan(
+            size=self.video_size(num_frames, height, width),
+            schedule=self.scheduler.schedule(num_inference_steps),
+            guidance_scales=self._guidance_scales(guidance_scale, guidance_scale_2),
+        )
 
     def _guidance_scales(self, first: float | None, second: float | None) -> tuple[float, float]:
         first = self.defaults.guidance_scale if first is None else first
@@ -425,36 +521,17 @@ class WanPipeline:
             raise ValueError("guidance_scale_2 is for pipelines with a transformer_2 alone")
         return first, _checks.finite("guidance_scale_2", second)
 
-    def _check_embeddings(
-        self,
-        prompt: str | list[str] | None,
-        negative_prompt: str | list[str] | None,
-        prompt_embeds: AnyArray | None,
-        negative_prompt_embeds: AnyArray | None,
-        guided: bool,
-    ) -> int:
-        """Returns the number of prompts, or raises an error if they come twice or not at all."""
-        if (prompt is None) == (prompt_embeds is None):
-            raise ValueError("give either prompt or prompt_embeds")
-        if negative_prompt is not None and negative_prompt_embeds is not None:
-            raise ValueError("negative_prompt and negative_prompt_embeds exclude each other")
-        if prompt is not None:
-            return len(_strings("prompt", prompt))
-        if guided and negative_prompt_embeds is None:
+    def _check_embeddings(self, embeds: AnyArray, negative: AnyArray | None, guided: bool) -> None:
+        if guided and negative is None:
             raise ValueError("prompt_embeds needs negative_prompt_embeds where there is guidance")
         dim = self._parts.transformer.config.text_dim
-        assert prompt_embeds is not None
-        for name, array in (
-            ("prompt_embeds", prompt_embeds),
-            ("negative_prompt_embeds", negative_prompt_embeds),
-        ):
+        for name, array in (("prompt_embeds", embeds), ("negative_prompt_embeds", negative)):
             if array is not None and (
-                array.ndim != 3 or array.shape[0] != len(prompt_embeds) or array.shape[2] != dim
+                array.ndim != 3 or array.shape[0] != len(embeds) or array.shape[2] != dim
             ):
                 raise ValueError(
-                    f"{name} must be [{len(prompt_embeds)}, tokens, {dim}], got {array.shape}"
+                    f"{name} must be [{len(embeds)}, tokens, {dim}], got {array.shape}"
                 )
-        return len(prompt_embeds)
 
     def _noise(
         self, latents: AnyArray | None, shape: tuple[int, ...], generator: np.random.Generator
@@ -485,9 +562,7 @@ class WanPipeline:
         for step, timestep in enumerate(schedule.timesteps):
             started = time.perf_counter()
             flow, record = self._flow(run, latents, step, timestep)
-            latents, state = self.scheduler.step(
-                schedule.coefficients[step], state, flow, latents
-            )
+            latents, state = self.scheduler.step(schedule.coefficients[step], state, flow, latents)
             latents.block_until_ready()
             seconds.append(time.perf_counter() - started)
             if run.return_records:
@@ -513,10 +588,10 @@ class WanPipeline:
         self, run: "_Run", latents: Array, step: int, timestep: np.floating
     ) -> tuple[Array, tuple[Any, Any]]:
         """The guided flow at a step, and what self-attention recorded."""
-        expert, low_noise = self.transformer, 0
-        if self.boundary_ratio is not None and self.transformer_2 is not None:
+        low_noise = 0
+        if self.boundary_ratio is not None:
             low_noise = int(timestep < self.boundary_ratio * self.scheduler.num_train_timesteps)
-            expert = (self.transformer, self.transformer_2)[low_noise]
+        expert = run.experts[low_noise]
         attention = run.attentions[low_noise]
         if attention is None:
             attention = DenseAttention.on(run.grid, expert.dtype)
@@ -563,6 +638,7 @@ class WanPipeline:
 class _Run:
     """What stays the same over the steps of one call."""
 
+    experts: tuple[WanTransformer3DModel, ...]
     embeds: Float[Array, "batch text dim"]
     negative: Float[Array, "batch text dim"] | None
     scales: tuple[float, float]
@@ -607,7 +683,7 @@ def _embed_tokens(
 
 
 def _loaded(model: Any) -> Part[Any, Any]:
-    return Part(model.config, lambda: model)
+    return Part(model.config, getattr(model, "dtype", "float32"), lambda: model)
 
 
 def _strings(name: str, value: str | list[str]) -> list[str]:
@@ -617,6 +693,16 @@ def _strings(name: str, value: str | list[str]) -> list[str]:
     if not strings:
         raise ValueError(f"{name} must not be an empty list")
     return strings
+
+
+@contextlib.contextmanager
+def _stage(name: str, seconds: dict[str, float], show: Progress) -> Iterator[None]:
+    """Shows that a stage runs, and takes its time."""
+    show(name, "", 0, 1)
+    started = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - started
+    show(name, "", 1, 1)
 
 
 def _ignore(stage: str, current: str, done: int, total: int) -> None:

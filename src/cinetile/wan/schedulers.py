@@ -2,7 +2,7 @@
 
 import abc
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +47,10 @@ class Scheduler(abc.ABC):
     @abc.abstractmethod
     def schedule(self, num_inference_steps: int) -> Schedule:
         """Plans a run of so many steps."""
+
+    @abc.abstractmethod
+    def with_shift(self, shift: float) -> "Scheduler":
+        """The same scheduler with its noise levels moved otherwise towards 1."""
 
     @abc.abstractmethod
     def init(self, sample: Float[Array, "*axes"]) -> Any:
@@ -103,6 +107,10 @@ class FlowMatchEulerDiscreteScheduler(Scheduler):
         sigmas = sigmas.astype(np.float32)
         levels = np.append(sigmas, np.float32(0))
         return Schedule(sigmas * np.float32(train), levels, np.diff(levels)[:, np.newaxis])
+
+    def with_shift(self, shift: float) -> Scheduler:
+        """See `Scheduler`."""
+        return replace(self, shift=shift)
 
     def init(self, sample: Float[Array, "*axes"]) -> Any:
         """See `Scheduler`; there is no state."""
@@ -199,10 +207,14 @@ class UniPCMultistepScheduler(Scheduler):
         corrector knows the prediction at the end.
         """
         sigma_from, sigma_to = sigmas[step], sigmas[step + 1]
-        half_log_snr = np.log1p(-sigmas[: step + 2]) - np.log(np.maximum(sigmas[: step + 2], 1e-300))
+        half_log_snr = np.log1p(-sigmas[: step + 2]) - np.log(
+            np.maximum(sigmas[: step + 2], 1e-300)
+        )
         decay = -np.inf if sigma_to == 0 else half_log_snr[step] - half_log_snr[step + 1]
         growth = np.expm1(decay)
-        ratios = np.array([(half_log_snr[step] - half_log_snr[step - i]) / decay for i in range(1, order)])
+        ratios = np.array(
+            [(half_log_snr[step] - half_log_snr[step - i]) / decay for i in range(1, order)]
+        )
         shares = self._shares(decay, np.append(ratios, 1.0), corrects)
         weights = np.zeros(self.solver_order + 2)
         weights[0] = sigma_to / sigma_from
@@ -235,6 +247,10 @@ class UniPCMultistepScheduler(Scheduler):
             remainder = remainder / decay - 1 / factorial
         powers = np.stack([ratios**power for power in range(order)])
         return np.linalg.solve(powers[:terms, :terms], np.array(wanted)[:terms])
+
+    def with_shift(self, shift: float) -> Scheduler:
+        """See `Scheduler`."""
+        return replace(self, flow_shift=shift)
 
     def init(self, sample: Float[Array, "*axes"]) -> Any:
         """See `Scheduler`."""

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from cinetile import _checks
 from cinetile.wan.config import parse_config, read_json
 from cinetile.wan.layers import Linear, RMSNorm, random_weight
-from cinetile.wan.weights import WeightFiles, load_model
+from cinetile.wan.weights import Part, WeightFiles, load_model
 
 # Where the files' names of parameters differ from the attributes here.
 _RENAMES = {
@@ -129,9 +128,7 @@ class Embedding(eqx.Module):
 
     weight: Float[Array, "entries features"]
 
-    def __init__(
-        self, entries: int, features: int, *, key: PRNGKeyArray, dtype: jnp.dtype
-    ) -> None:
+    def __init__(self, entries: int, features: int, *, key: PRNGKeyArray, dtype: jnp.dtype) -> None:
         self.weight = random_weight(key, (entries, features), 1, dtype)
 
     def __call__(self, indices: Int[Array, "*axes"]) -> Float[Array, "*axes features"]:
@@ -213,8 +210,8 @@ class UMT5EncoderModel(eqx.Module):
     @classmethod
     def deferred(
         cls, folder: str | os.PathLike[str], *, dtype: str | None = None
-    ) -> tuple[UMT5Config, Callable[[], "UMT5EncoderModel"]]:
-        """Checks a folder and returns its configuration and what loads the weights."""
+    ) -> "Part[UMT5Config, UMT5EncoderModel]":
+        """Like `load`, but reads only the configuration and the files' headers for now."""
         config = UMT5Config.read(folder)
         files = WeightFiles(folder, tied=_TIED)
         chosen = files.compute_dtype if dtype is None else dtype
@@ -224,7 +221,7 @@ class UMT5EncoderModel(eqx.Module):
             stacked="blocks",
             renames=_RENAMES,
         )
-        return config, load
+        return Part(config, chosen, load)
 
     @classmethod
     def load(
@@ -241,7 +238,7 @@ class UMT5EncoderModel(eqx.Module):
             ValueError: the model is another one, a file is damaged, or a tensor is missing,
                 unknown or misshapen.
         """
-        return cls.deferred(folder, dtype=dtype)[1]()
+        return cls.deferred(folder, dtype=dtype).get()
 
     def __call__(
         self,

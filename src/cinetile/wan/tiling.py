@@ -36,10 +36,11 @@ class Tiling:
             object.__setattr__(self, field.name, size)
         for axis in ("height", "width"):
             _checks.integer(
-                f"stride_{axis}", getattr(self, f"stride_{axis}"), minimum=1,
+                f"stride_{axis}",
+                getattr(self, f"stride_{axis}"),
+                minimum=1,
                 maximum=getattr(self, axis),
             )
-
 
     def divided(self, factor: int) -> "Tiling":
         """The same tiles in units of so many pixels.

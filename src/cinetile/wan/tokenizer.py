@@ -4,13 +4,9 @@ import html
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Int
-
-if TYPE_CHECKING:
-    import tokenizers
 
 PAD_ID = 0
 
@@ -50,7 +46,7 @@ class PromptTokenizer:
                 'reading prompts needs tokenizers: pip install "cinetile[wan]"'
             ) from error
         try:
-            self._tokenizer: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{path} holds no tokenizer: {error}") from error
         self._tokenizer.no_padding()

@@ -19,7 +19,7 @@ from cinetile.inputs.rotary import rotary_tables
 from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.config import parse_config, read_json
 from cinetile.wan.layers import LayerNorm, Linear, RMSNorm, layer_norm, random_weight
-from cinetile.wan.weights import WeightFiles, load_model
+from cinetile.wan.weights import Part, WeightFiles, load_model
 
 _TIME_PERIOD = 10_000.0
 
@@ -358,8 +358,8 @@ class WanTransformer3DModel(eqx.Module):
     @classmethod
     def deferred(
         cls, folder: str | os.PathLike[str], *, dtype: str | None = None
-    ) -> tuple[WanTransformerConfig, Callable[[], "WanTransformer3DModel"]]:
-        """Checks a folder and returns its configuration and what loads the weights."""
+    ) -> "Part[WanTransformerConfig, WanTransformer3DModel]":
+        """Like `load`, but reads only the configuration and the files' headers for now."""
         config = WanTransformerConfig.read(folder)
         files = WeightFiles(folder)
         chosen = files.compute_dtype if dtype is None else dtype
@@ -369,7 +369,7 @@ class WanTransformer3DModel(eqx.Module):
             stacked="blocks",
             renames=_RENAMES,
         )
-        return config, load
+        return Part(config, chosen, load)
 
     @classmethod
     def load(
@@ -386,7 +386,7 @@ class WanTransformer3DModel(eqx.Module):
             ValueError: the configuration is not implemented, a file is damaged, or a tensor is
                 missing, unknown or misshapen.
         """
-        return cls.deferred(folder, dtype=dtype)[1]()
+        return cls.deferred(folder, dtype=dtype).get()
 
     @property
     def dtype(self) -> str:

@@ -16,7 +16,7 @@ from cinetile import _checks
 from cinetile.wan.config import parse_config, read_json
 from cinetile.wan.tiling import Tiling, run_tiled
 from cinetile.wan.vae_layers import CausalConv3d, Decoder, Encoder, Stream
-from cinetile.wan.weights import WeightFiles, load_model
+from cinetile.wan.weights import Part, WeightFiles, load_model
 
 AnyArray = Array | np.ndarray
 Progress = Callable[[int, int], object]
@@ -29,12 +29,12 @@ _FIXED: dict[str, object] = {
 }
 # Wan 2.1's own.
 _MEAN = (
-    (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508)
-    + (0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)
+    *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+    *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
 )
 _STD = (
-    (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743)
-    + (3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)
+    *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+    *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
 )
 
 
@@ -151,8 +151,8 @@ class AutoencoderKLWan(eqx.Module):
     @classmethod
     def deferred(
         cls, folder: str | os.PathLike[str]
-    ) -> tuple[AutoencoderKLWanConfig, Callable[[], "AutoencoderKLWan"]]:
-        """Checks a folder and returns its configuration and what loads the weights."""
+    ) -> "Part[AutoencoderKLWanConfig, AutoencoderKLWan]":
+        """Reads the configuration and the files' headers; the weights when they are needed."""
         config = AutoencoderKLWanConfig.read(folder)
         load = load_model(
             lambda: cls(config, key=jax.random.key(0)),
@@ -160,7 +160,7 @@ class AutoencoderKLWan(eqx.Module):
             stacked="",
             renames=_RENAMES,
         )
-        return config, load
+        return Part(config, "float32", load)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "AutoencoderKLWan":
@@ -171,7 +171,7 @@ class AutoencoderKLWan(eqx.Module):
             ValueError: the configuration is not implemented, a file is damaged, or a tensor is
                 missing, unknown or misshapen.
         """
-        return cls.deferred(folder)[1]()
+        return cls.deferred(folder).get()
 
     def normalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]

@@ -5,6 +5,7 @@ Arrays are `[batch, frames, height, width, channels]`. Every layer that looks ba
 ones, so that chunks give what the whole video would.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -321,15 +322,13 @@ class Encoder(eqx.Module):
         draw = iter(keys)
         self.conv_in = CausalConv3d(in_channels, widths[0], (3, 3, 3), key=first)
         blocks: list[ResidualBlock | Downsample] = []
-        for level, (width, following) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for level, (width, following) in enumerate(itertools.pairwise(widths)):
             for block in range(num_res_blocks):
                 blocks.append(
                     ResidualBlock(following if block else width, following, key=next(draw))
                 )
             if level < len(downsample_time):
-                blocks.append(
-                    Downsample(following, in_time=downsample_time[level], key=next(draw))
-                )
+                blocks.append(Downsample(following, in_time=downsample_time[level], key=next(draw)))
         self.down_blocks = tuple(blocks)
         self.mid_block = MidBlock(widths[-1], key=middle)
         self.norm_out = ChannelNorm(widths[-1], 3)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,8 +17,42 @@ from cinetile.wan.config import read_json
 
 Model = TypeVar("Model")
 
+# What a part holds is only ever read.
+Config = TypeVar("Config", covariant=True)
+AnyModel = TypeVar("AnyModel", covariant=True)
+
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LISTED = 3
+
+
+class Part(Generic[Config, AnyModel]):
+    """A model of a pipeline, loaded when it is first asked for.
+
+    Args:
+        config: its configuration.
+        dtype: what it computes in.
+        load: loads it.
+
+    Attributes:
+        config: as given.
+        dtype: as given.
+    """
+
+    def __init__(self, config: Config, dtype: str, load: Callable[[], AnyModel]) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._load = load
+        self._model: AnyModel | None = None
+
+    def get(self) -> AnyModel:
+        """The model."""
+        if self._model is None:
+            self._model = self._load()
+        return self._model
+
+    def release(self) -> None:
+        """Frees the memory of a model that was loaded from files; it will be loaded again."""
+        self._model = None
 
 
 class WeightFiles:
@@ -98,7 +132,7 @@ class WeightFiles:
 
     @property
     def compute_dtype(self) -> str:
-        """"bfloat16" if most parameters are stored in it, else "float32"."""
+        """The dtype that most parameters are stored in: "bfloat16", or "float32" for all others."""
         sizes = {True: 0, False: 0}
         for name, dtype in self._dtypes.items():
             sizes[dtype == "BF16"] += math.prod(self.shapes[name])
@@ -159,42 +193,38 @@ def load_model(
     """
     template = eqx.filter_eval_shape(build)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    plan = [(_stored_names(path, leaf.shape, stacked, renames), leaf) for path, leaf in leaves]
+    plan: list[tuple[list[str], Any]] = []
     wanted: dict[str, tuple[int, ...]] = {}
-    for names, leaf in plan:
-        shape = leaf.shape if isinstance(names, str) else leaf.shape[1:]
-        wanted.update(dict.fromkeys([names] if isinstance(names, str) else names, shape))
+    for path, leaf in leaves:
+        parts = [str(getattr(entry, "name", getattr(entry, "idx", entry))) for entry in path]
+        if parts[0] == stacked:
+            names = [".".join([stacked, str(layer), *parts[1:]]) for layer in range(leaf.shape[0])]
+            shape = leaf.shape[1:]
+        else:
+            names, shape = [".".join(parts)], leaf.shape
+        names = [_renamed(name, renames) for name in names]
+        plan.append((names, leaf))
+        for name in names:
+            wanted[name] = shape
     files.check(wanted)
 
     def load() -> Model:
         values = []
         for names, leaf in plan:
             value = np.empty(leaf.shape, leaf.dtype)
-            if isinstance(names, str):
-                value[...] = next(iter(files.read([names])))
-            else:
-                for layer, tensor in enumerate(files.read(names)):
-                    value[layer] = tensor
+            # One tensor at a time, so that a cast needs no copy of a whole model beside it.
+            for place, tensor in zip(value.reshape(len(names), -1), files.read(names), strict=True):
+                place[...] = tensor.reshape(-1)
             values.append(jnp.asarray(value))
         return jax.tree_util.tree_unflatten(structure, values)
 
     return load
 
 
-def _stored_names(
-    path: tuple[Any, ...], shape: tuple[int, ...], stacked: str, renames: Mapping[str, str]
-) -> str | list[str]:
-    """The name of a parameter in the files, or its names, one a layer."""
-
-    def rename(name: str) -> str:
-        for ours, theirs in renames.items():
-            name = name.replace(ours, theirs)
-        return name
-
-    parts = [str(getattr(entry, "name", getattr(entry, "idx", entry))) for entry in path]
-    if stacked and parts[0] == stacked:
-        return [rename(".".join([stacked, str(layer), *parts[1:]])) for layer in range(shape[0])]
-    return rename(".".join(parts))
+def _renamed(name: str, renames: Mapping[str, str]) -> str:
+    for ours, theirs in renames.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _open(path: Path, stack: ExitStack) -> Any:
