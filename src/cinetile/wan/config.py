@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 Config = TypeVar("Config")
 
@@ -51,11 +51,13 @@ def parse_config(
         ValueError: a field is unknown, has a value that is not implemented, or is out of range.
     """
     fixed = {} if fixed is None else fixed
-    known = {field.name for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    known = {one.name: one.type for one in dataclasses.fields(cast(Any, kind))}
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name in known:
             values[name] = tuple(value) if isinstance(value, list) else value
+            if known[name] is float and type(value) is int:  # JSON writes 3.0 as 3 at times
+                values[name] = float(value)
         elif name in fixed:
             if value != fixed[name]:
                 raise ValueError(

@@ -596,7 +596,6 @@ class WanPipeline:
         if attention is None:
             attention = DenseAttention.on(run.grid, expert.dtype)
         timesteps = jnp.full((latents.shape[0],), timestep, jnp.float32)
-        key = jax.random.fold_in(run.key, step)
 
         def predict(embeds: Array, part: int) -> tuple[Array, Any]:
             return _predict(
@@ -606,7 +605,7 @@ class WanPipeline:
                 embeds,
                 attention,
                 jnp.asarray(step, jnp.int32),
-                jax.random.fold_in(key, part),
+                jax.random.fold_in(run.key, part),
                 run.return_records,
             )
 

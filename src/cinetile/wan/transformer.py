@@ -436,7 +436,7 @@ class WanTransformer3DModel(eqx.Module):
             encoder_hidden_states: text embeddings, zero where the prompt is padded.
             attention: self-attention; dense by default.
             step: index of the denoising step, for `attention`; may be traced.
-            rng: for `attention`; a fixed key by default.
+            rng: for `attention`, which gets the same key at every layer; a fixed one by default.
             return_record: whether to return what `attention` recorded, stacked over the layers.
 
         Returns:
@@ -472,7 +472,7 @@ class WanTransformer3DModel(eqx.Module):
                     value,
                     step=jnp.asarray(step, jnp.int32),
                     layer=layer,
-                    rng=jax.random.fold_in(rng, layer),
+                    rng=rng,
                     return_record=return_record,
                 )
                 return output if return_record else (output, None)

@@ -18,14 +18,14 @@ from cinetile.wan.config import read_json
 Model = TypeVar("Model")
 
 # What a part holds is only ever read.
-Config = TypeVar("Config", covariant=True)
-AnyModel = TypeVar("AnyModel", covariant=True)
+Config_co = TypeVar("Config_co", covariant=True)
+Model_co = TypeVar("Model_co", covariant=True)
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LISTED = 3
 
 
-class Part(Generic[Config, AnyModel]):
+class Part(Generic[Config_co, Model_co]):
     """A model of a pipeline, loaded when it is first asked for.
 
     Args:
@@ -38,13 +38,13 @@ class Part(Generic[Config, AnyModel]):
         dtype: as given.
     """
 
-    def __init__(self, config: Config, dtype: str, load: Callable[[], AnyModel]) -> None:
+    def __init__(self, config: Config_co, dtype: str, load: Callable[[], Model_co]) -> None:
         self.config = config
         self.dtype = dtype
         self._load = load
-        self._model: AnyModel | None = None
+        self._model: Model_co | None = None
 
-    def get(self) -> AnyModel:
+    def get(self) -> Model_co:
         """The model."""
         if self._model is None:
             self._model = self._load()
