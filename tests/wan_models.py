@@ -1,9 +1,15 @@
 """Small pipelines on disk for tests that do not need Wan's own autoencoder."""
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -43,6 +49,19 @@ def small_pipeline(folder: Path) -> Path:
         },
     )
     return folder
+
+
+def random_model(build: Callable[[], Any], seed: int = 0) -> Any:
+    """A model with random weights, which numpy draws sooner than JAX compiles how to."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf: Any) -> jax.Array:
+        values = rng.normal(size=leaf.shape)
+        fan_in = leaf.shape[-1] if leaf.ndim <= 3 else math.prod(leaf.shape[1:])
+        values = 1 + 0.1 * values if leaf.ndim == 1 else values * fan_in**-0.5
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree.map(draw, eqx.filter_eval_shape(build))
 
 
 def write_json(path: Path, document: dict[str, object]) -> None:

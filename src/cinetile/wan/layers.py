@@ -12,9 +12,9 @@ _INIT_SCALE = 3.0**0.5
 def random_weight(
     key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype
 ) -> Float[Array, "..."]:
-    """Uniform weights of variance `1 / fan_in`."""
+    """Uniform weights of variance `1 / fan_in`, the same ones in every dtype."""
     bound = _INIT_SCALE * fan_in**-0.5
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound).astype(dtype)
 
 
 class Linear(eqx.Module):

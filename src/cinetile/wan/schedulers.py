@@ -184,22 +184,35 @@ class UniPCMultistepScheduler(Scheduler):
         levels = np.append(sigmas, 0).astype(np.float32)
         # The first steps have too little to look back on, the last ones would overshoot.
         orders = [min(self.solver_order, step + 1, steps - step) for step in range(steps)]
-        rows = [self._row(levels.astype(np.float64), step, orders) for step in range(steps)]
+        sigmas = levels.astype(np.float64)
+        with np.errstate(divide="ignore"):  # the last level is 0
+            half_log_snr = np.log1p(-sigmas) - np.log(sigmas)
+        rows = [self._row(sigmas, half_log_snr, step, orders) for step in range(steps)]
         return Schedule(timesteps, levels, np.stack(rows).astype(np.float32))
 
     def _row(
-        self, sigmas: Float[np.ndarray, " levels"], step: int, orders: list[int]
+        self,
+        sigmas: Float[np.ndarray, " levels"],
+        half_log_snr: Float[np.ndarray, " levels"],
+        step: int,
+        orders: list[int],
     ) -> Float[np.ndarray, " terms"]:
         """What `step` takes apart: noise level, corrector (used?, weights), predictor (weights)."""
         used, corrector = 0.0, np.zeros(self.solver_order + 2)
         if step > 0 and step - 1 not in self.disable_corrector:
-            used = 1.0
-            corrector = self._weights(sigmas, step - 1, orders[step - 1], corrects=True)
-        predictor = self._weights(sigmas, step, orders[step], corrects=False)[:-1]
+            used, before = 1.0, step - 1
+            corrector = self._weights(sigmas, half_log_snr, before, orders[before], corrects=True)
+        predictor = self._weights(sigmas, half_log_snr, step, orders[step], corrects=False)[:-1]
         return np.concatenate([[sigmas[step], used], corrector, predictor])
 
     def _weights(
-        self, sigmas: Float[np.ndarray, " levels"], step: int, order: int, *, corrects: bool
+        self,
+        sigmas: Float[np.ndarray, " levels"],
+        half_log_snr: Float[np.ndarray, " levels"],
+        step: int,
+        order: int,
+        *,
+        corrects: bool,
     ) -> Float[np.ndarray, " terms"]:
         """Weights of the sample, of the predictions (newest first), and of the one at the end.
 
@@ -207,10 +220,7 @@ class UniPCMultistepScheduler(Scheduler):
         corrector knows the prediction at the end.
         """
         sigma_from, sigma_to = sigmas[step], sigmas[step + 1]
-        half_log_snr = np.log1p(-sigmas[: step + 2]) - np.log(
-            np.maximum(sigmas[: step + 2], 1e-300)
-        )
-        decay = -np.inf if sigma_to == 0 else half_log_snr[step] - half_log_snr[step + 1]
+        decay = half_log_snr[step] - half_log_snr[step + 1]
         growth = np.expm1(decay)
         ratios = np.array(
             [(half_log_snr[step] - half_log_snr[step - i]) / decay for i in range(1, order)]
