@@ -5,6 +5,7 @@ class TestXla(KernelSuite):
 """
 
 import functools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import brute_force
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import CASES, MEDIUM_CASES, SMALL, TEXT_LAST, KernelCase, find
+from kernel_cases import CASES, MEDIUM_CASES, SMALL, TEXT_LAST, KernelCase, MaskBuilder, find
 
 import cinetile as ct
 
@@ -22,6 +23,10 @@ HUGE = 1e30
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+def hunyuan_mask(width: int) -> MaskBuilder:
+    return functools.partial(ct.svg_mask, pattern="temporal", width=width, model="hunyuan")
 
 
 class KernelSuite:
@@ -327,6 +332,71 @@ class KernelSuite:
         )
         found = attend(jnp.array([[-1, 0, 4], [99, -99, 2]]))
         self.check(found, expected_of(arrays, [case.plan]))
+
+    PROMPT_CASES: ClassVar[dict[str, KernelCase]] = {
+        **{name: find(name) for name in ("text-last", "text-last-temporal", "text-first")},
+        "split-small-tiles": replace(find("text-last"), block_q=8, block_kv=4),
+        "naive": replace(find("text-last-temporal"), mode="naive"),
+        "dense": replace(find("text-last"), mode="dense"),
+        "aligned": replace(find("text-last-temporal"), mode="aligned"),
+        "dense-mask": replace(find("text-last"), build_mask=ct.dense_mask),
+        "bf16": replace(find("text-last-temporal"), dtype="bfloat16"),
+        "hunyuan": replace(find("text-last"), build_mask=hunyuan_mask(9)),
+        "video keeps text alone": replace(find("text-last"), build_mask=hunyuan_mask(0)),
+    }
+
+    @pytest.mark.parametrize("lengths", [[9, 4], [1, 0]], ids=str)
+    @pytest.mark.parametrize("name", PROMPT_CASES)
+    def test_prompt_length(self, name: str, lengths: list[int]) -> None:
+        """Keys of the padding may hold anything; its own rows may give anything finite."""
+        case = replace(self.PROMPT_CASES[name], batch=2, heads=2)
+        query, key, value = case.arrays()
+        exists = text_exists(case.grid, lengths)
+        for array, number in ((key, HUGE), (value, -HUGE)):
+            array[~exists] = number
+        attend = jax.jit(
+            lambda query, key, value, lengths: self.attend(
+                query, key, value, case.plan, prompt_length=lengths, return_lse=True
+            )
+        )
+        output, lse = (
+            np.asarray(array, np.float64) for array in attend(query, key, value, jnp.array(lengths))
+        )
+        kept = case.plan.mask_kept() & exists[:, None, :]
+        assert np.isfinite(output).all()
+        for row, head in np.ndindex(2, 2):
+            safe_key, safe_value = (
+                np.where(exists[row, :, None], array[row, :, head], 0) for array in (key, value)
+            )
+            some_key = kept[row].any(axis=1)
+            assert not output[row, ~some_key, head].any()
+            assert np.isneginf(lse[row, ~some_key, head]).all()
+            real = exists[row] & some_key
+            real_query = query[row, real, head]
+            expected = brute_force.attention(real_query, safe_key, safe_value, kept[row][real])
+            self.check((output[row, real, head], lse[row, real, head]), expected, case.dtype)
+
+    def test_prompt_length_of_routed_heads(self) -> None:
+        plans = [find(name).plan for name in ("text-last", "text-last-temporal")]
+        case = replace(find("text-last"), heads=2)
+        query, key, value = case.arrays()
+        exists = text_exists(case.grid, [3])[0]
+        found = self.attend_and_lse(
+            query, key, value, plans, routes=np.array([[1, 0]]), prompt_length=3
+        )
+        for head, plan in enumerate(plans[::-1]):
+            kept = plan.mask_kept()[exists] & exists
+            expected = brute_force.attention(
+                query[0, exists, head], key[0, :, head], value[0, :, head], kept
+            )
+            self.check([array[0, exists, head] for array in found], expected)
+
+
+def text_exists(grid: ct.TokenGrid, lengths: list[int]) -> np.ndarray:
+    """Which tokens, frame-major, each batch row has: all video, and text up to its length."""
+    is_text, _, _ = brute_force.tokens(grid)
+    number_of_text = np.cumsum(is_text) - 1
+    return ~is_text | (number_of_text < np.array(lengths)[:, None])
 
 
 def expected_of(

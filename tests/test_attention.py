@@ -195,6 +195,53 @@ class TestPlansAndRoutes:
             attend(np.zeros((3, 2), np.int32))
 
 
+@pytest.mark.usefixtures("unchecked")
+class TestPromptLength:
+    PLAN = find("text-last").plan
+
+    def attend(self, prompt_length: Any, plan: Any = PLAN) -> Any:
+        array = zeros((2, plan.grid.num_tokens, 1, 8))
+        return ct.attention(array, array, array, plan, prompt_length=prompt_length)
+
+    @pytest.mark.parametrize(
+        ("length", "error", "message"),
+        [
+            (-1, ValueError, "prompt_length must be at least 0, got -1"),
+            (10, ValueError, "prompt_length must be at most 9, got 10"),
+            (True, TypeError, "prompt_length must be an integer, got True"),
+            (2.0, TypeError, "prompt_length must be an integer, got 2.0"),
+            (np.array([3, 10]), ValueError, r"prompt_length must lie in \[0, 9\], got 3 to 10"),
+            (np.array([-1, 3]), ValueError, r"prompt_length must lie in \[0, 9\], got -1 to 3"),
+            (np.array([1, 2, 3]), ValueError, r"must have the shape \(2,\), got \(3,\)"),
+            (np.array([1.0, 2.0]), TypeError, "prompt_length must be integers, got float"),
+        ],
+        ids=str,
+    )
+    def test_bad_lengths(self, length: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            self.attend(length)
+
+    def test_grid_without_text(self) -> None:
+        with pytest.raises(ValueError, match="prompt_length needs a grid with text tokens"):
+            self.attend(3, PLAN)
+
+    def test_plan_with_padding_of_its_own(self) -> None:
+        with pytest.raises(ValueError, match="prompt_length must be None for the svg-hunyuan"):
+            self.attend(3, find("hunyuan-padded-text").plan)
+
+    def test_one_number_is_for_all_rows_and_traced_ones_are_clipped(self) -> None:
+        case = find("text-last")
+        query, key, value = (np.concatenate([array, -array]) for array in case.arrays())
+
+        def attend(length: Any) -> Any:
+            return ct.attention(query, key, value, case.plan, prompt_length=length)
+
+        np.testing.assert_array_equal(attend(4), attend(np.array([4, 4])))
+        np.testing.assert_array_equal(attend(np.int64(4)), attend(np.array([4, 4])))
+        clipped = jax.jit(attend)(jnp.array([-3, 99]))
+        np.testing.assert_array_equal(clipped, attend(np.array([0, 9])))
+
+
 class Elsewhere(ReferenceImplementation):
     """Needs hardware that no machine has."""
 

@@ -89,6 +89,34 @@ def test_keys_that_no_query_keeps_get_no_gradient() -> None:
         assert gradient[:, :-3].all()
 
 
+@pytest.mark.parametrize("mode", ["dense", "naive", "split", "aligned"])
+@pytest.mark.parametrize("length", [3, 1, 0])
+def test_run_time_prompt_length(mode: Any, length: int) -> None:
+    """Padding gets no gradient, and what it holds changes none."""
+    plan = ct.plan_tiles(TEMPORAL, 8, 2, mode)
+    query, key, value, output_gradient = arrays(1, 2, 16, 4)
+    exists = np.arange(GRID.num_tokens) < GRID.num_video_tokens + length
+    real = exists & (plan.mask_kept() & exists).any(axis=1)
+    output_gradient = output_gradient * real[:, None, None]
+    key, value = (jnp.where(exists[:, None, None], array, 1e4) for array in (key, value))
+
+    def sparse(query: Array, key: Array, value: Array) -> Array:
+        return ct.attention(
+            query, key, value, plan, scale=SCALE, implementation="xla", prompt_length=length
+        )
+
+    # Rows without any key would make plain softmax divide by zero.
+    kept = jnp.asarray(plan.mask_kept() & exists | ~real[:, None])
+
+    def gradients(function: Any) -> Any:
+        return jax.vjp(function, query, key, value)[1](output_gradient)
+
+    actual = gradients(sparse)
+    expected = gradients(lambda q, k, v: masked_attention(q, k, v, kept)[0])
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_bfloat16_gradients_have_the_dtype_of_their_arrays() -> None:
     plan = ct.plan_tiles(SPATIAL, 16, 16)
     query, key, value = (array.astype(jnp.bfloat16) for array in arrays(1, 1, 16, 3))

@@ -110,6 +110,16 @@ class TestPallasTpu(KernelSuite):
     def test_routes(self, routes: list[list[int]], as_array: Any) -> None:
         super().test_routes(routes, as_array)
 
+    @pytest.mark.parametrize("lengths", [[9, 4]], ids=str)
+    @pytest.mark.parametrize("name", ["text-last"])
+    def test_prompt_length(self, name: str, lengths: list[int]) -> None:
+        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
+            super().test_prompt_length(name, lengths)
+
+    def test_prompt_length_of_routed_heads(self) -> None:
+        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
+            super().test_prompt_length_of_routed_heads()
+
 
 class TestTwoKernels:
     """One kernel for full tiles, one for masked ones, merged."""

@@ -14,14 +14,25 @@ from cinetile.masks import (
     temporal_mask,
     width_from_density,
 )
+from cinetile.module import SparseAttention
 from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
+from cinetile.policy import DensityRule, ExpectedWork, PlanChoice, SparsityPolicy
+from cinetile.record import RoutingRecord
+from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
 
 __version__ = version("cinetile")
 
 __all__ = [
+    "DensityRule",
+    "ExpectedWork",
+    "HeadRoutes",
     "ImplementationStatus",
     "Mask",
+    "PlanChoice",
     "PlanStats",
+    "RoutingRecord",
+    "SparseAttention",
+    "SparsityPolicy",
     "TileKind",
     "TilePlan",
     "TokenGrid",
@@ -33,8 +44,10 @@ __all__ = [
     "implementations",
     "plan_tiles",
     "reference_rows",
+    "route_heads",
     "spatial_mask",
     "svg_mask",
+    "svg_probe_masks",
     "temporal_mask",
     "width_from_density",
 ]

@@ -11,14 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from cinetile import _checks
+from cinetile._arguments import AnyArray, check_arrays, check_prompt_length
 from cinetile.kernels.base import AttentionRequest, Implementation
 from cinetile.kernels.registry import select_implementation
 from cinetile.plans import TilePlan
-
-AnyArray = Array | np.ndarray
-
-_DTYPES = ("float32", "bfloat16")
-_AXES = ("batch", "tokens", "heads", "head_dim")
 
 
 @overload
@@ -31,6 +27,7 @@ def attention(
     routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
     implementation: str | Sequence[str] | None = ...,
+    prompt_length: int | Int[AnyArray, "*batch"] | None = ...,
     return_lse: Literal[False] = ...,
 ) -> Float[Array, "batch tokens heads head_dim"]: ...
 @overload
@@ -43,6 +40,7 @@ def attention(
     routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
     implementation: str | Sequence[str] | None = ...,
+    prompt_length: int | Int[AnyArray, "*batch"] | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]: ...
 def attention(
@@ -54,6 +52,7 @@ def attention(
     routes: Int[AnyArray, "batch heads"] | None = None,
     scale: float | None = None,
     implementation: str | Sequence[str] | None = None,
+    prompt_length: int | Int[AnyArray, "*batch"] | None = None,
     return_lse: bool = False,
 ) -> (
     Float[Array, "batch tokens heads head_dim"]
@@ -75,6 +74,9 @@ def attention(
         scale: factor on the logits, above 0; `1 / sqrt(head_dim)` by default.
         implementation: None for the best that can run here, a name, or a sequence of names of
             which the first that can run is taken. See `implementations`.
+        prompt_length: text tokens that are no padding, one number or one for each batch row;
+            all of them by default. Padding is never attended, and what its own rows give is
+            finite but means nothing. May be traced; then it is clipped to what the grid has.
         return_lse: whether to return the log-sum-exp as well.
 
     Returns:
@@ -87,28 +89,32 @@ def attention(
         NotImplementedError: no implementation that was named can run this call.
     """
     plans = _check_plans(plan)
-    _check_arrays(query, key, value, plans[0])
+    check_arrays(query, key, value, plans[0].grid)
     batch, _, heads, head_dim = query.shape
     routes = _check_routes(routes, batch, heads, len(plans))
     scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
-    request = AttentionRequest(batch, heads, head_dim, str(query.dtype), plans)
+    valid_text = check_prompt_length(prompt_length, batch, [plan.mask for plan in plans])
+    request = AttentionRequest(
+        batch, heads, head_dim, str(query.dtype), plans, has_padding=valid_text is not None
+    )
     chosen = select_implementation(implementation, request)
     query, key, value = (jnp.asarray(array) for array in (query, key, value))
-    output, lse = _attend(chosen, query, key, value, routes, plans, scale)
+    output, lse = _attend(chosen, query, key, value, routes, valid_text, plans, scale)
     return (output, lse) if return_lse else output
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 6, 7))
 def _attend(
     chosen: Implementation,
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
+    valid_text: Int[Array, " batch"] | None,
     plans: tuple[TilePlan, ...],
     scale: float,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
-    return chosen.attend(query, key, value, routes, plans=plans, scale=scale)
+    return chosen.attend(query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text)
 
 
 def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
@@ -121,28 +127,6 @@ def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
         if one.grid != plans[0].grid:
             raise ValueError(f"plan must hold plans on one grid, got {plans[0].grid}, {one.grid}")
     return plans
-
-
-def _check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, plan: TilePlan) -> None:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(array, jax.Array | np.ndarray):
-            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-        if array.ndim != 4:
-            raise ValueError(f"{name} must have the axes {_AXES}, got shape {array.shape}")
-        if str(array.dtype) not in _DTYPES:
-            raise TypeError(f"{name} must be one of {', '.join(_DTYPES)}, got {array.dtype}")
-        if array.shape != query.shape or array.dtype != query.dtype:
-            raise ValueError(
-                f"{name} must have the shape and dtype of query, {query.shape} {query.dtype}, "
-                f"got {array.shape} {array.dtype}"
-            )
-        if 0 in array.shape:
-            raise ValueError(f"{name} must not be empty, got shape {array.shape}")
-    if query.shape[1] != plan.grid.num_tokens:
-        raise ValueError(
-            f"query, key and value must have the tokens of the plan's grid, {plan.grid}, "
-            f"got {query.shape[1]:,}; only self-attention takes a plan"
-        )
 
 
 def _check_routes(

@@ -152,6 +152,11 @@ class TokenOrder:
         before, after = (valid, valid[:0]) if self.text_first else (valid[:0], valid)
         return np.concatenate([before, leading, others, after, padding])
 
+    def text_range(self, grid: TokenGrid) -> tuple[int, int]:
+        """First and one-past-last placed position of the text that is not padding."""
+        start = 0 if self.text_first else grid.num_video_tokens
+        return start, start + grid.text_tokens - self.padded_text
+
     def is_frame_major(self, grid: TokenGrid) -> bool:
         """Whether this order leaves every token of `grid` where a user's array has it."""
         return bool(np.array_equal(self.indices(grid), np.arange(grid.num_tokens)))

@@ -19,6 +19,7 @@ class AttentionRequest:
         head_dim: features of a head.
         dtype: name of the arrays' dtype, "float32" or "bfloat16".
         plans: plans that a head can be routed to; all on one token grid.
+        has_padding: whether some of the text may not exist, which is known at run time alone.
     """
 
     batch: int
@@ -26,6 +27,7 @@ class AttentionRequest:
     head_dim: int
     dtype: str
     plans: tuple[TilePlan, ...]
+    has_padding: bool = False
 
 
 class Implementation(abc.ABC):
@@ -64,6 +66,7 @@ class Implementation(abc.ABC):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
+        valid_text: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         """Runs attention; arguments are checked already.
 
@@ -74,8 +77,12 @@ class Implementation(abc.ABC):
             routes: index into `plans` for each head, possibly traced; None where there is one.
             plans: what each route visits.
             scale: factor on the logits.
+            valid_text: text tokens of each batch row that exist, possibly traced: no query
+                attends to those behind, and their own rows may give anything finite. In a
+                plan's key order they are the end of `key_order.text_range`. None where the
+                whole text exists.
 
         Returns:
             The output in the dtype of `query` and the natural log-sum-exp of each row's scaled
-            and kept logits in float32.
+            and kept logits in float32; zeros and minus infinity where a row has no key left.
         """

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from cinetile.kernels.base import Implementation
+from cinetile.kernels.padding import key_exists
 from cinetile.plans import TilePlan
 
 # Logits are computed for as many rows at a time as fit into this many of them.
@@ -22,6 +23,7 @@ def reference_rows(
     rows: Int[np.ndarray, " rows"],
     *,
     scale: float | None = None,
+    prompt_length: int | None = None,
 ) -> tuple[Float[np.ndarray, "rows heads head_dim"], Float[np.ndarray, "rows heads"]]:
     """Attention of some query rows over the pairs that a plan keeps, plainly and in float64.
 
@@ -35,9 +37,11 @@ def reference_rows(
         plan: says which keys each row keeps.
         rows: query positions.
         scale: factor on the logits; `1 / sqrt(head_dim)` by default.
+        prompt_length: text tokens that exist; all of them by default.
 
     Returns:
-        Output and natural log-sum-exp of each row, float64.
+        Output and natural log-sum-exp of each row, float64; zeros and minus infinity for a row
+        that keeps no key.
 
     Raises:
         ValueError: shapes do not fit the plan's grid or each other, or a row does not exist.
@@ -58,6 +62,8 @@ def reference_rows(
     output = np.empty((rows.size, num_heads, head_dim))
     lse = np.empty((rows.size, num_heads))
     step = max(1, _MAX_LOGITS // num_tokens)
+    valid_text = plan.grid.text_tokens if prompt_length is None else prompt_length
+    exists = key_exists(plan, np.arange(num_tokens), valid_text)
     for head in range(num_heads):
         placed_key, placed_value = (
             np.asarray(array[key_order, head], np.float64) for array in (key, value)
@@ -65,13 +71,13 @@ def reference_rows(
         for start in range(0, rows.size, step):
             part = slice(start, start + step)
             logits = factor * (np.asarray(query[rows[part], head], np.float64) @ placed_key.T)
-            kept = plan.kept_keys(placed_row[part])
-            logits = np.where(kept, logits, -np.inf)
-            maximum = logits.max(axis=1, keepdims=True)
-            weights = np.exp(logits - maximum)
+            kept = plan.kept_keys(placed_row[part]) & exists
+            maximum = logits.max(axis=1, keepdims=True, where=kept, initial=-np.inf)
+            weights = np.exp(logits - maximum, out=np.zeros_like(logits), where=kept)
             total = weights.sum(axis=1, keepdims=True)
-            output[part, head] = weights @ placed_value / total
-            lse[part, head] = (maximum + np.log(total))[:, 0]
+            some_key = kept.any(axis=1, keepdims=True)
+            output[part, head] = weights @ placed_value / np.where(some_key, total, 1.0)
+            lse[part, head] = (maximum + np.log(np.where(some_key, total, 1.0)))[:, 0]
     return output, lse
 
 
@@ -98,12 +104,13 @@ class ReferenceImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
+        valid_text: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         batch, num_tokens, heads, _ = query.shape
         dtype = query.dtype
 
         def on_host(
-            query: Array, key: Array, value: Array, routes: Array
+            query: Array, key: Array, value: Array, routes: Array, valid_text: Array | None
         ) -> tuple[np.ndarray, np.ndarray]:
             output = np.empty(query.shape, dtype)
             lse = np.empty((batch, num_tokens, heads), np.float32)
@@ -117,6 +124,7 @@ class ReferenceImplementation(Implementation):
                     plans[int(routes[row, head])],
                     rows,
                     scale=scale,
+                    prompt_length=None if valid_text is None else int(valid_text[row]),
                 )
             return output, lse
 
@@ -127,5 +135,5 @@ class ReferenceImplementation(Implementation):
             jax.ShapeDtypeStruct((batch, num_tokens, heads), jnp.float32),
         )
         return jax.pure_callback(
-            on_host, shapes, query, key, value, routes, vmap_method="sequential"
+            on_host, shapes, query, key, value, routes, valid_text, vmap_method="sequential"
         )

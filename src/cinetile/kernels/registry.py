@@ -58,14 +58,15 @@ def implementations() -> tuple[ImplementationStatus, ...]:
 
 
 def default_blocks(
-    num_tokens: int, dtype: str, implementation: str | None = None
+    num_tokens: int, dtype: str, implementation: str | Sequence[str] | None = None
 ) -> tuple[int, int]:
     """The `block_q` and `block_kv` that suit an implementation where the caller has no wish.
 
     Args:
         num_tokens: tokens of the sequence.
         dtype: "float32" or "bfloat16".
-        implementation: a name; by default the one that `attention` would choose here.
+        implementation: a name, or a sequence of names of which the first that can run counts;
+            by default the one that `attention` would choose here.
 
     Raises:
         ValueError: the name is unknown.

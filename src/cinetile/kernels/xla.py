@@ -37,17 +37,19 @@ class XlaImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
+        valid_text: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         batch, _, heads, _ = query.shape
 
         def attend_head(
-            plan: TilePlan, query: Array, key: Array, value: Array
+            plan: TilePlan, query: Array, key: Array, value: Array, valid_text: Array | None
         ) -> tuple[Array, Array]:
             mask, grid = plan.mask, plan.grid
             output, lse = tile_attention(
                 place(query, mask.query_order, grid, axis=0),
                 place(key, mask.key_order, grid, axis=0),
                 place(value, mask.key_order, grid, axis=0),
+                valid_text,
                 plan,
                 scale,
             )
@@ -59,7 +61,9 @@ class XlaImplementation(Implementation):
         def routed_head(arguments: tuple[Array, Array, Array]) -> tuple[Array, Array]:
             route, row, head = arguments
             branches = [lambda *arrays, plan=plan: attend_head(plan, *arrays) for plan in plans]
-            return jax.lax.switch(route, branches, *(x[row, :, head] for x in (query, key, value)))
+            arrays = (array[row, :, head] for array in (query, key, value))
+            row_text = None if valid_text is None else valid_text[row]
+            return jax.lax.switch(route, branches, *arrays, row_text)
 
         if routes is None:
             routes = jnp.zeros((batch, heads), jnp.int32)

@@ -6,8 +6,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from cinetile.kernels.padding import key_exists
 from cinetile.kernels.visits import Visits, key_visits, query_visits
 from cinetile.masks.mask import keeps
 from cinetile.plans import TilePlan
@@ -22,6 +23,7 @@ def tile_attention_gradients(
     output_gradient: Float[Array, "tokens head_dim"],
     lse_gradient: Float[Array, " tokens"],
     *,
+    valid_text: Int[Array, ""] | None,
     plan: TilePlan,
     scale: float,
 ) -> tuple[
@@ -58,6 +60,7 @@ def tile_attention_gradients(
         tiled(value, block_kv),
         jnp.arange(plan.geometry.num_kv_tiles) * block_kv,
     )
+    mask_text = valid_text is not None
     dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
     def weights_and_logit_gradient(
@@ -69,7 +72,10 @@ def tile_attention_gradients(
         if use_mask:
             prefix, low, high = (edges[:, column, None] for column in range(3))
             keys = first_key + jnp.arange(block_kv)
-            weights = jnp.where(keeps(keys, prefix, low, high), weights, 0.0)
+            kept = keeps(keys, prefix, low, high)
+            if valid_text is not None:
+                kept &= key_exists(plan, keys, valid_text)
+            weights = jnp.where(kept, weights, 0.0)
         return weights, weights * (dot(output_gradient, value.T) - drift[:, None])
 
     def query_step(
@@ -98,10 +104,14 @@ def tile_attention_gradients(
         jnp.zeros_like(query_tiles[0][0]),
         query_tiles,
         key_tiles,
-        key_visits(plan, pairs=False),
+        key_visits(plan, pairs=False, mask_text=mask_text),
     )
     key_gradient, value_gradient = _accumulate(
-        key_step, (jnp.zeros_like(key_tiles[0][0]),) * 2, key_tiles, query_tiles, query_visits(plan)
+        key_step,
+        (jnp.zeros_like(key_tiles[0][0]),) * 2,
+        key_tiles,
+        query_tiles,
+        query_visits(plan, mask_text=mask_text),
     )
 
     def flat(tiles: Array) -> Array:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from cinetile.kernels import xla_cpu
+from cinetile.kernels.padding import key_exists
 from cinetile.kernels.visits import key_visits
 from cinetile.kernels.xla_backward import tile_attention_gradients
 from cinetile.masks.mask import keeps
@@ -39,6 +40,7 @@ def tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
     value: Float[Array, "tokens head_dim"],
+    valid_text: Int[Array, ""] | None,
     plan: TilePlan,
     scale: float,
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
@@ -53,26 +55,28 @@ def tile_attention(
         query: queries.
         key: keys.
         value: values.
+        valid_text: text tokens that exist; None for all of them.
         plan: the tiles to visit.
         scale: factor on the logits, above 0.
 
     Returns:
         The output in the dtype of `query` and the natural log-sum-exp in float32.
     """
-    return _differentiable(query, key, value, plan, scale)
+    return _differentiable(query, key, value, valid_text, plan, scale)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _differentiable(query, key, value, plan, scale) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _differentiable(query, key, value, valid_text, plan, scale) -> Any:
     attend = functools.partial(_tile_attention, plan=plan, scale=scale)
     on_cpu, elsewhere = (functools.partial(attend, on_cpu=on_cpu) for on_cpu in (True, False))
-    return jax.lax.platform_dependent(query, key, value, cpu=on_cpu, default=elsewhere)
+    return jax.lax.platform_dependent(query, key, value, valid_text, cpu=on_cpu, default=elsewhere)
 
 
 def _tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
     value: Float[Array, "tokens head_dim"],
+    valid_text: Int[Array, ""] | None,
     *,
     plan: TilePlan,
     scale: float,
@@ -98,7 +102,7 @@ def _tile_attention(
     key_tiles, value_tiles = tiled(key, block_kv), tiled(value, block_kv)
     edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % block_q), (0, 0)))
     edge_tiles = jnp.asarray(edges.reshape(-1, block_q, 3))
-    visits = key_visits(plan, pairs=True)
+    visits = key_visits(plan, pairs=True, mask_text=valid_text is not None)
     tile_kv = jnp.asarray(visits.inner)
 
     def one_query_tile(arguments: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -115,7 +119,10 @@ def _tile_attention(
             if use_mask:
                 prefix, low, high = (edges[:, column, None] for column in range(3))
                 keys = tile * block_kv + jnp.arange(block_kv)
-                scores = jnp.where(keeps(keys, prefix, low, high), scores, _MASKED_SCORE)
+                kept = keeps(keys, prefix, low, high)
+                if valid_text is not None:
+                    kept &= key_exists(plan, keys, valid_text)
+                scores = jnp.where(kept, scores, _MASKED_SCORE)
             maximum = jnp.maximum(state.maximum, scores.max(axis=1))
             # Scaling here is free, and unlike scaling a bfloat16 query it rounds nothing.
             weights = narrow(exp2((scores - maximum[:, None]) * to_log2))
@@ -143,7 +150,10 @@ def _tile_attention(
         state = jax.lax.fori_loop(single_start, masked_start, single, state)
         state = jax.lax.fori_loop(masked_start, stop, masked, state)
         lse = state.maximum * scale + jnp.log(state.total)
-        return state.accumulator / state.total[:, None], lse
+        total = state.total
+        if valid_text is not None:  # else every row keeps a key
+            total = jnp.where(total > 0.0, total, 1.0)
+        return state.accumulator / total[:, None], lse
 
     bounds = (visits.pair_start, visits.single_start, visits.masked_start, visits.stop)
     output, lse = jax.lax.map(one_query_tile, (query_tiles, edge_tiles, *map(jnp.asarray, bounds)))
@@ -158,13 +168,17 @@ def _dot(left: Float[Array, "m k"], right: Float[Array, "k n"]) -> Float[Array, 
     return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _forward(query, key, value, plan, scale):
-    output, lse = tile_attention(query, key, value, plan, scale)
-    return (output, lse), (query, key, value, output, lse)
+def _forward(query, key, value, valid_text, plan, scale):
+    output, lse = tile_attention(query, key, value, valid_text, plan, scale)
+    return (output, lse), (query, key, value, output, lse, valid_text)
 
 
 def _backward(plan, scale, saved, gradients):
-    return tile_attention_gradients(*saved, *gradients, plan=plan, scale=scale)
+    *arrays, valid_text = saved
+    arrays_gradients = tile_attention_gradients(
+        *arrays, *gradients, valid_text=valid_text, plan=plan, scale=scale
+    )
+    return *arrays_gradients, None
 
 
 _differentiable.defvjp(_forward, _backward)

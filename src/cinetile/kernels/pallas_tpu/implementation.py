@@ -57,6 +57,8 @@ class PallasTpuImplementation(Implementation):
         return None
 
     def unsupported(self, request: AttentionRequest) -> str | None:
+        if request.has_padding:
+            return "it takes no prompt_length"
         if request.head_dim > HEAD_DIMS[-1]:
             return f"heads have at most {HEAD_DIMS[-1]} features, not {request.head_dim}"
         return next(filter(None, (self._cannot_run(plan, request) for plan in request.plans)), None)
@@ -90,7 +92,9 @@ class PallasTpuImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
+        valid_text: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+        del valid_text  # not supported
         if routes is None:
             routes = jnp.zeros((query.shape[0], query.shape[2]), jnp.int32)
         return _attend(self, plans, scale, query, key, value, routes)

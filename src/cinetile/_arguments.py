@@ -1,0 +1,89 @@
+"""Checks of the arrays that `attention` and what is built on it take alike."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from cinetile import _checks
+from cinetile.grid import TokenGrid
+from cinetile.masks import Mask
+
+AnyArray = Array | np.ndarray
+
+_DTYPES = ("float32", "bfloat16")
+_AXES = ("batch", "tokens", "heads", "head_dim")
+
+
+def check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, grid: TokenGrid) -> None:
+    """Raises an error unless these can be query, key and value of self-attention on `grid`.
+
+    Raises:
+        TypeError: one is no array, or has a dtype that attention does not take.
+        ValueError: shapes or dtypes do not fit each other or the grid.
+    """
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have the axes {_AXES}, got shape {array.shape}")
+        if str(array.dtype) not in _DTYPES:
+            raise TypeError(f"{name} must be one of {', '.join(_DTYPES)}, got {array.dtype}")
+        if array.shape != query.shape or array.dtype != query.dtype:
+            raise ValueError(
+                f"{name} must have the shape and dtype of query, {query.shape} {query.dtype}, "
+                f"got {array.shape} {array.dtype}"
+            )
+        if 0 in array.shape:
+            raise ValueError(f"{name} must not be empty, got shape {array.shape}")
+    if query.shape[1] != grid.num_tokens:
+        raise ValueError(
+            f"query, key and value must have the tokens of the plan's grid, {grid}, "
+            f"got {query.shape[1]:,}; only self-attention takes a plan"
+        )
+
+
+def check_prompt_length(
+    prompt_length: int | Int[AnyArray, "*batch"] | None, batch: int, masks: Sequence[Mask]
+) -> Int[Array, " batch"] | None:
+    """Returns the text tokens of each batch row that exist; None where nothing is said of them.
+
+    Args:
+        prompt_length: one number, or one for each batch row.
+        batch: rows of the batch.
+        masks: what is to run; all on one token grid.
+
+    Raises:
+        TypeError: the length is no integer.
+        ValueError: it is out of range, has another shape, or the masks have no text or padded
+            text of their own.
+    """
+    if prompt_length is None:
+        return None
+    text_tokens = masks[0].grid.text_tokens
+    if not text_tokens:
+        raise ValueError(f"prompt_length needs a grid with text tokens, got {masks[0].grid}")
+    for mask in masks:
+        if mask.key_order.padded_text:
+            raise ValueError(
+                f"prompt_length must be None for the {mask.name} mask, which was built with "
+                "padded text; build it for the whole text"
+            )
+    if not hasattr(prompt_length, "dtype"):
+        _checks.integer("prompt_length", prompt_length, minimum=0, maximum=text_tokens)
+        return jnp.full(batch, prompt_length, jnp.int32)
+    lengths = jnp.asarray(prompt_length)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"prompt_length must be integers, got {lengths.dtype}")
+    if lengths.shape not in ((), (batch,)):
+        raise ValueError(f"prompt_length must have the shape {(batch,)}, got {lengths.shape}")
+    if not isinstance(lengths, jax.core.Tracer):
+        lowest, highest = int(jnp.min(lengths)), int(jnp.max(lengths))
+        if lowest < 0 or highest > text_tokens:
+            raise ValueError(
+                f"prompt_length must lie in [0, {text_tokens}], got {lowest} to {highest}"
+            )
+    return jnp.broadcast_to(jnp.clip(lengths.astype(jnp.int32), 0, text_tokens), (batch,))

@@ -1,0 +1,66 @@
+"""Half-open ranges of steps or layers, by index or as fractions of how many there are."""
+
+import math
+from typing import Any
+
+from cinetile import _checks
+
+Interval = tuple[int | float, int | float | None]
+"""`(start, stop)`: ints are indices, floats in [0, 1] fractions; stop None is the end."""
+
+
+def interval(name: str, value: Any) -> Interval:
+    """Returns `value` as an interval, or raises an error that names the argument."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} must be a pair (start, stop), got {value!r}")
+    start, stop = value
+    return _bound(f"{name}[0]", start), None if stop is None else _bound(f"{name}[1]", stop)
+
+
+def intervals(name: str, value: Any) -> tuple[Interval, ...]:
+    """Returns `value` as intervals; one number stands for all up to it.
+
+    Raises:
+        TypeError: a bound is no number.
+        ValueError: `value` is no list of pairs, or a bound is out of range.
+    """
+    if isinstance(value, int | float):
+        return ((0, _bound(name, value)),)
+    if not isinstance(value, tuple | list):
+        raise ValueError(f"{name} must be a number or a list of pairs (start, stop), got {value!r}")
+    return tuple(interval(f"{name}[{index}]", one) for index, one in enumerate(value))
+
+
+def contains(one: Interval, index: int, count: int | None) -> bool:
+    """Whether an index lies in an interval of `count` things; None where that is not known.
+
+    Raises:
+        ValueError: a fraction must be resolved and the count is not known.
+    """
+    start, stop = (_resolve(bound, count) for bound in one)
+    return start <= index and (stop is None or index < stop)
+
+
+def last_bound(many: tuple[Interval, ...]) -> int:
+    """The largest index at which one of the intervals starts or stops."""
+    return max((bound for one in many for bound in one if isinstance(bound, int)), default=0)
+
+
+def _bound(name: str, value: Any) -> int | float:
+    if isinstance(value, float):
+        fraction = _checks.finite(name, value)
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"{name} must lie in [0, 1] as a fraction, got {fraction}")
+        return fraction
+    return _checks.integer(name, value, minimum=0)
+
+
+def _resolve(bound: int | float | None, count: int | None) -> Any:
+    if not isinstance(bound, float):
+        return bound
+    if count is None:
+        raise ValueError(
+            f"num_steps and num_layers must be given where a policy has fractions, as {bound}"
+        )
+    # A fraction that hits an index but for rounding errors must not move to the next one.
+    return math.ceil(bound * count - 1e-9)

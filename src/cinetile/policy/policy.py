@@ -1,0 +1,321 @@
+"""`SparsityPolicy`: everything about sparse attention in a model that is a matter of choice."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cinetile import _checks
+from cinetile.grid import TokenGrid
+from cinetile.plans import ROUNDINGS
+from cinetile.policy import files
+from cinetile.policy.intervals import Interval, contains, interval, intervals
+from cinetile.policy.presets import PRESETS
+
+PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
+POLICY_MODES: tuple[str, ...] = ("split", "aligned")
+EXPERTS: tuple[str, ...] = ("high_noise", "low_noise")
+PROBES: tuple[str, ...] = ("plan", "svg")
+LOWEST_SAFE_DENSITY = 0.2
+
+
+@dataclass(frozen=True)
+class DensityRule:
+    """A density that holds for some steps, layers, an expert or a pattern alone.
+
+    Attributes:
+        density: fraction of pairs that the band keeps, in (0, 1].
+        steps: `(start, stop)`, as in `SparsityPolicy`; None for all steps.
+        layers: likewise.
+        expert: "high_noise" or "low_noise" (Wan 2.2); None for any model.
+        pattern: one of the policy's patterns; None for all.
+    """
+
+    density: float
+    steps: Interval | None = None
+    layers: Interval | None = None
+    expert: str | None = None
+    pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "density", _density("density", self.density))
+        for name in ("steps", "layers"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, interval(name, value))
+        if self.expert is not None:
+            _checks.choice("expert", self.expert, EXPERTS)
+        if self.pattern is not None:
+            _checks.choice("pattern", self.pattern, PATTERNS)
+
+
+@dataclass(frozen=True)
+class SparsityPolicy:
+    """Which steps and layers attend sparsely, with which patterns, and how sparsely.
+
+    Steps and layers are given as half-open intervals `(start, stop)`: ints are indices, floats
+    in [0, 1] fractions of the run's steps or the model's layers (rounded up to whole ones), and
+    a stop of None is the end. In a file, a single number `x` may stand for `[[0, x]]`.
+
+    Attributes:
+        density: fraction of pairs that a pattern's band keeps, in (0, 1], where no rule says
+            otherwise. The sink comes on top.
+        rules: other densities; where several hold, the last one counts.
+        dense_steps: steps in which every head attends densely. Denoising fixes layout and motion
+            early, so a dense warm-up pays.
+        dense_layers: layers in which every head attends densely.
+        patterns: what a head can be routed to: "spatial" and "temporal" for the library's masks,
+            "svg-spatial" and "svg-temporal" for those of Sparse VideoGen: for Wan on grids
+            without text, HunyuanVideo with text behind and CogVideoX with text in front.
+        sink_frames: first frames of the video that every query keeps; 0 or 1 for svg patterns.
+        mode: "aligned" or "split", as in `plan_tiles`.
+        rounding: how aligned plans round boundary tiles.
+        block_q: queries in a tile; None for what suits the implementation.
+        block_kv: keys in a tile, likewise.
+        width_multiple: band widths are rounded up to a multiple of this; svg patterns keep
+            upstream's 128.
+        num_samples: query rows on which a head is routed.
+        first_tokens: the rows are drawn from so many first video tokens; None for all.
+        probe: "plan" routes by the pairs that will run, "svg" by upstream's masks of two frames,
+            whatever the density.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range or names something unknown.
+
+    Warns:
+        UserWarning: a density is below 0.2, where published results lose quality visibly.
+    """
+
+    density: float = 0.35
+    rules: tuple[DensityRule, ...] = ()
+    dense_steps: tuple[Interval, ...] = ((0, 0.2),)
+    dense_layers: tuple[Interval, ...] = ((0, 1),)
+    patterns: tuple[str, ...] = ("spatial", "temporal")
+    sink_frames: int = 1
+    mode: str = "aligned"
+    rounding: str = "balanced"
+    block_q: int | None = None
+    block_kv: int | None = None
+    width_multiple: int = 128
+    num_samples: int = 64
+    first_tokens: int | None = None
+    probe: str = "plan"
+
+    def __post_init__(self) -> None:
+        changed: dict[str, Any] = {
+            "density": _density("density", self.density),
+            "rules": _rules(self.rules),
+            "dense_steps": intervals("dense_steps", self.dense_steps),
+            "dense_layers": intervals("dense_layers", self.dense_layers),
+            "patterns": _patterns(self.patterns),
+        }
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
+        for rule in self.rules:
+            if rule.pattern is not None:
+                _checks.choice("pattern of a rule", rule.pattern, self.patterns)
+        svg = any(pattern.startswith("svg-") for pattern in self.patterns)
+        _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=1 if svg else None)
+        _checks.choice("mode", self.mode, POLICY_MODES)
+        _checks.choice("rounding", self.rounding, ROUNDINGS)
+        for name in ("block_q", "block_kv", "first_tokens"):
+            if getattr(self, name) is not None:
+                _checks.integer(name, getattr(self, name), minimum=1)
+        for name in ("width_multiple", "num_samples"):
+            _checks.integer(name, getattr(self, name), minimum=1)
+        _checks.choice("probe", self.probe, PROBES)
+        self._warn_of_low_density()
+
+    def _warn_of_low_density(self) -> None:
+        lowest = min([self.density, *(rule.density for rule in self.rules)])
+        if lowest < LOWEST_SAFE_DENSITY:
+            warnings.warn(
+                f"density {lowest} is below {LOWEST_SAFE_DENSITY}: published results lose quality "
+                "visibly under 0.2 to 0.25, small models sooner; compare a few videos with dense "
+                "ones before relying on it",
+                stacklevel=4,
+            )
+
+    @staticmethod
+    def preset(name: str) -> "SparsityPolicy":
+        """A policy by name.
+
+        - "conservative": density 0.5, exact masks, the first 40 % of the steps and the first
+          and last layers dense. All of it is this library's choice.
+        - "moderate": published for Wan 2.2's experts on TPUs: density 0.50 in the high-noise
+          and 0.20 in the low-noise expert, steps 11 to 39 of 40 and layers 1 to 39 sparse,
+          aligned (1.20x, 26.14 dB against dense). 0.35 for other models is this library's choice.
+        - "aggressive": density 0.35, the mask of the published case study's kernels (38.87 %
+          of the pairs at 720p), aligned. Its steps are not published: the first 10 % dense,
+          the first layer dense and 0.20 in the low-noise expert are this library's choice.
+        - "svg": as Sparse VideoGen ships it for Wan 14B at 720p: density 0.3, its masks, the
+          first 20 % of the steps and the first layer dense, 64 rows from the first 10,000 tokens
+          probed with bands of two frames. All of it is published.
+        """
+        _checks.choice("name", name, tuple(PRESETS))
+        return SparsityPolicy.from_dict(PRESETS[name])
+
+    @staticmethod
+    def from_dict(settings: Mapping[str, Any]) -> "SparsityPolicy":
+        """Builds a policy from settings by name, as a file holds them.
+
+        Raises:
+            TypeError: a setting has the wrong type.
+            ValueError: a setting is unknown or out of range.
+        """
+        known = _field_names(SparsityPolicy)
+        _require_known("policy", settings, known)
+        values = dict(settings)
+        for name in ("dense_steps", "dense_layers"):
+            if name in values:
+                values[name] = intervals(name, values[name])
+        if "patterns" in values:
+            values["patterns"] = _patterns(values["patterns"])
+        rules = values.get("rules", ())
+        if not isinstance(rules, tuple | list):
+            raise ValueError(f"rules must be a list of rules, got {rules!r}")
+        values["rules"] = tuple(_rule(rule) for rule in rules)
+        return SparsityPolicy(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name, as a file holds them: lists instead of tuples."""
+        settings = dataclasses.asdict(self)
+        for rule in settings["rules"]:
+            for name in [name for name, value in rule.items() if value is None]:
+                del rule[name]
+        return _as_lists(settings)
+
+    @staticmethod
+    def from_file(path: str | os.PathLike[str]) -> "SparsityPolicy":
+        """Reads a policy from a `.json`, `.yaml` or `.yml` file; what it leaves out is default.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ImportError: it is YAML and PyYAML is not installed.
+            ValueError: the file is damaged or holds no valid policy.
+        """
+        content = files.read(path)
+        try:
+            return SparsityPolicy.from_dict(content)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)} holds no valid policy: {error}") from error
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Writes the policy to a `.json`, `.yaml` or `.yml` file, whole or not at all."""
+        files.write(path, self.to_dict())
+
+    def densities(
+        self,
+        step: int,
+        layer: int,
+        *,
+        num_steps: int | None = None,
+        num_layers: int | None = None,
+        expert: str | None = None,
+    ) -> tuple[float, ...] | None:
+        """Density of each pattern in one step and layer; None where attention is dense.
+
+        Args:
+            step: index of the denoising step, from 0.
+            layer: index of the layer, from 0.
+            num_steps: steps of the run; needed where the policy has fractions of them.
+            num_layers: layers of the model, likewise.
+            expert: "high_noise" or "low_noise" for Wan 2.2; None for other models.
+        """
+        if any(contains(one, step, num_steps) for one in self.dense_steps):
+            return None
+        if any(contains(one, layer, num_layers) for one in self.dense_layers):
+            return None
+        densities = dict.fromkeys(self.patterns, self.density)
+        for rule in self.rules:
+            if rule.expert not in (None, expert):
+                continue
+            if rule.steps is not None and not contains(rule.steps, step, num_steps):
+                continue
+            if rule.layers is not None and not contains(rule.layers, layer, num_layers):
+                continue
+            for pattern in self.patterns if rule.pattern is None else (rule.pattern,):
+                densities[pattern] = rule.density
+        return tuple(densities.values())
+
+    def expected_work(
+        self,
+        grid: TokenGrid,
+        *,
+        num_steps: int,
+        num_layers: int,
+        high_noise_steps: int | None = None,
+        implementation: str | None = None,
+    ) -> Any:
+        """What share of a run's attention work the policy saves; see `ExpectedWork`.
+
+        Args:
+            grid: the tokens.
+            num_steps: denoising steps of the run.
+            num_layers: layers of the model.
+            high_noise_steps: first steps that the high-noise expert takes, for Wan 2.2; None for
+                models without experts.
+            implementation: the tiles are those that suit it; see `attention`.
+        """
+        from cinetile.policy.work import expected_work
+
+        return expected_work(self, grid, num_steps, num_layers, high_noise_steps, implementation)
+
+
+def _density(name: str, value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return _checks.fraction(name, value)
+
+
+def _rules(rules: Any) -> tuple[DensityRule, ...]:
+    if not isinstance(rules, tuple | list):
+        raise TypeError(f"rules must be a tuple of DensityRule, got {rules!r}")
+    for rule in rules:
+        if not isinstance(rule, DensityRule):
+            raise TypeError(f"rules must hold DensityRule, got {type(rule).__name__}")
+    return tuple(rules)
+
+
+def _patterns(patterns: Any) -> tuple[str, ...]:
+    if not isinstance(patterns, tuple | list) or not patterns:
+        raise ValueError(f"patterns must name at least one pattern, got {patterns!r}")
+    for pattern in patterns:
+        _checks.choice("patterns", pattern, PATTERNS)
+    if len(set(patterns)) < len(patterns):
+        raise ValueError(f"patterns must name none twice, got {patterns}")
+    return tuple(patterns)
+
+
+def _rule(settings: Any) -> DensityRule:
+    if isinstance(settings, DensityRule):
+        return settings
+    _require_known("rule", settings, _field_names(DensityRule))
+    if "density" not in settings:
+        raise ValueError(f"rule must have a density, got {dict(settings)}")
+    values = dict(settings)
+    for name in ("steps", "layers"):
+        if values.get(name) is not None:
+            values[name] = interval(name, values[name])
+    return DensityRule(**values)
+
+
+def _require_known(what: str, settings: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{what} must be settings by name, got {type(settings).__name__}")
+    unknown = [str(name) for name in settings if name not in known]
+    if unknown:
+        raise ValueError(f"{what} has no {', '.join(unknown)}; it takes {', '.join(known)}")
+
+
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_lists(one) for name, one in value.items()}
+    return [_as_lists(one) for one in value] if isinstance(value, tuple | list) else value

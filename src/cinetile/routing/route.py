@@ -1,0 +1,155 @@
+"""`route_heads`: each head to the pattern that changes its output least."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+from cinetile import _checks
+from cinetile._arguments import AnyArray, check_arrays, check_prompt_length
+from cinetile.grid import TokenGrid
+from cinetile.kernels.padding import text_exists
+from cinetile.masks import Mask
+from cinetile.plans import TilePlan
+from cinetile.routing.errors import pattern_errors
+from cinetile.routing.probes import kept_keys
+
+AnyKey = Key[Array, ""] | UInt32[Array, "2"]
+
+
+class HeadRoutes(NamedTuple):
+    """Which pattern suits each head, and what each pattern would get wrong there.
+
+    Attributes:
+        routes: index of the pattern with the smallest error, `[batch, heads]`.
+        errors: mean squared error of each pattern's output against dense attention on the
+            sampled rows, float32, `[batch, heads, patterns]`.
+    """
+
+    routes: Int[Array, "batch heads"]
+    errors: Float[Array, "batch heads patterns"]
+
+
+def route_heads(
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
+    masks: Sequence[Mask | TilePlan],
+    *,
+    num_samples: int = 64,
+    rows: Int[AnyArray, " rows"] | None = None,
+    rng: AnyKey | None = None,
+    first_tokens: int | None = None,
+    scale: float | None = None,
+    prompt_length: int | Int[AnyArray, "*batch"] | None = None,
+) -> HeadRoutes:
+    """Finds the pattern that suits each head by attention of a few sampled query rows.
+
+    The rows' dense attention is computed once, every pattern's from the same scores, and the
+    pattern whose output has the smallest mean squared error wins; among equals the first. Time
+    is that of the sampled rows of dense attention, memory O(samples x tokens): one head after
+    the other. No gradient flows through it.
+
+    Args:
+        query: queries in frame-major order, as for `attention`; float32 or bfloat16.
+        key: keys, of the same shape and dtype.
+        value: values, likewise.
+        masks: candidates on one grid. A mask stands for its own pairs; a tile plan for those
+            that it will run, which for an aligned plan are others.
+        num_samples: query rows to sample, one from each of so many equal parts of the video.
+        rows: query rows to take instead, frame-major positions; may be traced.
+        rng: key of the sample; equal keys give equal routes. Not needed with `rows`.
+        first_tokens: samples are drawn from so many first video tokens alone, as upstream does
+            from 10,000; from all of them by default.
+        scale: factor on the logits; `1 / sqrt(head_dim)` by default.
+        prompt_length: as for `attention`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes do not fit each other or the grid, or a value is out of range.
+    """
+    masks = _check_masks(masks)
+    grid = masks[0].grid
+    check_arrays(query, key, value, grid)
+    batch, _, _, head_dim = query.shape
+    bare = [one.mask if isinstance(one, TilePlan) else one for one in masks]
+    valid_text = check_prompt_length(prompt_length, batch, bare)
+    scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
+    rows = sample_rows(grid, num_samples, rng, first_tokens) if rows is None else _rows(rows, grid)
+    arrays = (jax.lax.stop_gradient(jnp.asarray(array)) for array in (query, key, value))
+    return _route(*arrays, rows, valid_text, masks, scale)
+
+
+def sample_rows(
+    grid: TokenGrid, num_samples: int, rng: AnyKey | None, first_tokens: int | None = None
+) -> Int[Array, " rows"]:
+    """Draws one video token from each of `num_samples` equal parts, in frame-major positions."""
+    num_samples = _checks.integer("num_samples", num_samples, minimum=1)
+    end = grid.num_video_tokens
+    if first_tokens is not None:
+        end = min(end, _checks.integer("first_tokens", first_tokens, minimum=1))
+    if rng is None:
+        raise ValueError("rng must be a key of jax.random where rows are to be sampled, got None")
+    bounds = np.arange(min(num_samples, end) + 1, dtype=np.int64) * end // min(num_samples, end)
+    bounds = bounds.astype(np.int32) + (grid.text_tokens if grid.text_first else 0)
+    return jax.random.randint(rng, (bounds.size - 1,), bounds[:-1], bounds[1:], jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def _route(
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    rows: Int[Array, " rows"],
+    valid_text: Int[Array, " batch"] | None,
+    masks: tuple[Mask | TilePlan, ...],
+    scale: float,
+) -> HeadRoutes:
+    batch, _, heads, _ = query.shape
+    kept = jnp.stack([kept_keys(one, rows) for one in masks])
+    sampled = query[:, rows]
+    exists = None if valid_text is None else text_exists(masks[0].grid, valid_text)
+
+    def one_head(arguments: tuple[Array, Array]) -> Float[Array, " patterns"]:
+        row, head = arguments
+        return pattern_errors(
+            sampled[row, :, head],
+            key[row, :, head],
+            value[row, :, head],
+            kept,
+            None if exists is None else exists[row],
+            scale,
+        )
+
+    row, head = (index.reshape(-1) for index in jnp.indices((batch, heads)))
+    errors = jax.lax.map(one_head, (row, head)).reshape(batch, heads, len(masks))
+    return HeadRoutes(jnp.argmin(errors, axis=-1).astype(jnp.int32), errors)
+
+
+def _check_masks(masks: Sequence[Mask | TilePlan]) -> tuple[Mask | TilePlan, ...]:
+    masks = tuple(masks) if isinstance(masks, Sequence) else (masks,)
+    if not masks:
+        raise ValueError("masks must be a non-empty sequence of masks or tile plans, got none")
+    for one in masks:
+        if not isinstance(one, Mask | TilePlan):
+            raise TypeError(f"masks must hold masks or tile plans, got {type(one).__name__}")
+        if one.grid != masks[0].grid:
+            raise ValueError(f"masks must be on one grid, got {masks[0].grid}, {one.grid}")
+    return masks
+
+
+def _rows(rows: Int[AnyArray, " rows"], grid: TokenGrid) -> Int[Array, " rows"]:
+    if not jnp.issubdtype(rows.dtype, jnp.integer):
+        raise TypeError(f"rows must be integers, got {rows.dtype}")
+    if rows.ndim != 1 or rows.size == 0:
+        raise ValueError(f"rows must be a list of at least one position, got shape {rows.shape}")
+    if not isinstance(rows, jax.core.Tracer):
+        lowest, highest = int(np.min(rows)), int(np.max(rows))
+        if lowest < 0 or highest >= grid.num_tokens:
+            raise ValueError(f"rows must lie in [0, {grid.num_tokens}), got {lowest} to {highest}")
+    return jnp.clip(jnp.asarray(rows, jnp.int32), 0, grid.num_tokens - 1)
