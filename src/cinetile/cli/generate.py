@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,14 @@ from rich.console import Console
 import cinetile
 from cinetile.bench.machine import describe_machine
 from cinetile.cli.errors import argument_errors
-from cinetile.cli.options import OutputType, implementation_option, json_option, stacked
+from cinetile.cli.options import (
+    OutputType,
+    implementation_option,
+    json_option,
+    policy_option,
+    read_policy,
+    stacked,
+)
 from cinetile.cli.output import (
     facts,
     progress_on_stderr,
@@ -21,7 +29,7 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
-from cinetile.cli.wording import seconds
+from cinetile.cli.wording import percent, seconds
 
 if TYPE_CHECKING:
     from cinetile.wan import WanPipeline
@@ -73,6 +81,7 @@ Examples:
 @model_options
 @_prompt_options
 @click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
+@policy_option
 @implementation_option
 @click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
 @json_option
@@ -87,6 +96,7 @@ def generate_command(
     steps: int | None,
     seed: int,
     fps: int | None,
+    policy: str | None,
     implementation: str | None,
     threads: int | None,
     json_target: str | Path | None,
@@ -99,7 +109,6 @@ def generate_command(
     from cinetile import _checks
     from cinetile.inputs.video import require_av
     from cinetile.video import write_video
-    from cinetile.wan import DenseAttention
 
     require_av()
     with warnings_on_stderr(), argument_errors():
@@ -109,7 +118,8 @@ def generate_command(
         pipe = open_pipeline(model, dtype, flow_shift)
         fps = _checks.integer("fps", pipe.defaults.fps if fps is None else fps, minimum=1)
         plan = pipe.check_inputs(prompt, negative_prompt, num_inference_steps=steps, **sizes)
-        attention = DenseAttention.on(plan.size.grid, pipe.dtype, implementation)
+        sparse = None if policy is None else read_policy(policy)
+        attentions = pipe.attentions(plan, sparse, implementation)
     arguments = dict(sizes) | {
         name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
     }
@@ -120,7 +130,9 @@ def generate_command(
             negative_prompt,
             num_inference_steps=steps,
             seed=seed,
-            attention=attention,
+            attention=attentions[0],
+            attention_2=attentions[1],
+            return_records=sparse is not None,
             progress=progress,
             **arguments,
         )
@@ -140,6 +152,8 @@ def generate_command(
         "steps": len(output.step_seconds),
         "guidance_scales": list(plan.guidance_scales),
         "seed": seed,
+        "policy": None if sparse is None else sparse.to_dict(),
+        "head_calls": None if sparse is None else _count_routes(output.records),
         "seconds": dict(output.seconds) | {"all": elapsed},
         "step_seconds": list(output.step_seconds),
     }
@@ -159,14 +173,29 @@ def open_pipeline(model: Path | None, dtype: str | None, flow_shift: float | Non
     return pipe
 
 
+def _count_routes(records: Any) -> dict[str, int]:
+    """How often a head of a layer was dense or had a pattern, over all steps."""
+    counts: Counter[str] = Counter()
+    for record in (one for pair in records for one in pair if one is not None):
+        routes = np.asarray(record.routes)
+        for index, choice in enumerate(record.choices):
+            counts[choice.pattern] += int(np.count_nonzero(routes == index))
+    return dict(counts)
+
+
 def _print(console: Console, document: dict[str, Any]) -> None:
     size, times = document["size"], document["seconds"]
-    steps = document["step_seconds"]
+    steps, calls = document["step_seconds"], document["head_calls"]
+    attention = "dense"
+    if calls is not None:
+        shares = (f"{percent(n / sum(calls.values()))} {name}" for name, n in calls.items())
+        attention = f"sparse; of the heads' calls {', '.join(shares)}"
     console.print(
         facts(
             [
                 ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
                 ("tokens", f"{size['tokens']:,}"),
+                ("attention", attention),
                 ("steps", f"{len(steps)}, the last one took {seconds(steps[-1])}"),
                 ("prompt", seconds(times["prompt"])),
                 ("denoising", seconds(times["denoising"])),

@@ -1,5 +1,6 @@
 """What the transformer asks of its self-attention, and the dense one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,28 +15,17 @@ from cinetile.plans import TilePlan, plan_tiles
 
 @runtime_checkable
 class SelfAttention(Protocol):
-    """Self-attention of one layer at one denoising step; `ct.SparseAttention` is one.
+    """Self-attention of the layers of a model; `ct.SparseAttention` is one.
 
-    Attributes of its class must not change, and it must be hashable or a pytree, since it is an
-    argument of compiled functions.
+    It is called as `attend(query, key, value, step=step, layer=layer, rng=rng,
+    return_record=False)` with arrays `[batch, tokens, heads, head_dim]` in frame-major order,
+    indices that may be traced, and the same key throughout a run. It returns the output; with
+    `return_record` also a pytree of arrays that says what was done. As an argument of compiled
+    functions it must be hashable, or a pytree.
     """
 
-    def __call__(
-        self,
-        query: Float[Array, "batch tokens heads head_dim"],
-        key: Float[Array, "batch tokens heads head_dim"],
-        value: Float[Array, "batch tokens heads head_dim"],
-        *,
-        step: Int[Array, ""],
-        layer: Int[Array, ""],
-        rng: PRNGKeyArray,
-        return_record: bool = False,
-    ) -> Any:
-        """Attends in frame-major order.
-
-        Returns:
-            The output; with `return_record` also a pytree of arrays that says what was done.
-        """
+    def __call__(self, *arrays: Any, **call: Any) -> Any:
+        """Attends."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +38,15 @@ class DenseAttention:
     """
 
     plan: TilePlan
-    implementation: str | None = None
+    implementation: str | Sequence[str] | None = None
 
     @classmethod
-    def on(cls, grid: TokenGrid, dtype: str, implementation: str | None = None) -> "DenseAttention":
+    def on(
+        cls, grid: TokenGrid, dtype: str, implementation: str | Sequence[str] | None = None
+    ) -> "DenseAttention":
         """Dense attention on a grid, with the tiles that suit the implementation."""
+        if implementation is not None and not isinstance(implementation, str):
+            implementation = tuple(implementation)
         block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
         return cls(plan_tiles(dense_mask(grid), block_q, block_kv, "dense"), implementation)
 

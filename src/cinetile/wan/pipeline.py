@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
+from cinetile.module import SparseAttention
+from cinetile.policy import EXPERTS, SparsityPolicy
 from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.folder import GenerationDefaults, PipelineParts, VideoCodec, open_folder
 from cinetile.wan.schedulers import Schedule, Scheduler
@@ -283,6 +285,43 @@ class WanPipeline:
                 )
             self.tokenizer(negatives, length, "negative_prompt")
 
+    def attentions(
+        self,
+        plan: CallPlan,
+        policy: SparsityPolicy | None = None,
+        implementation: str | Sequence[str] | None = None,
+    ) -> tuple[SelfAttention, SelfAttention]:
+        """The self-attention of a call, at high and at low noise; loads no weights.
+
+        Args:
+            plan: what `check_inputs` returned.
+            policy: where it is sparse; None for dense attention.
+            implementation: as in `ct.attention`.
+
+        Raises:
+            ValueError: the policy does not fit the token grid.
+            NotImplementedError: the implementation cannot run here.
+        """
+        parts = [self._parts.transformer, self._parts.transformer_2 or self._parts.transformer]
+        experts = (None, None) if self._parts.transformer_2 is None else EXPERTS
+        made: list[SelfAttention] = []
+        for part, expert in zip(parts, experts, strict=True):
+            if policy is None:
+                made.append(DenseAttention.on(plan.size.grid, part.dtype, implementation))
+            else:
+                made.append(
+                    SparseAttention(
+                        plan.size.grid,
+                        policy,
+                        implementation=implementation,
+                        num_steps=len(plan.schedule.timesteps),
+                        num_layers=part.config.num_layers,
+                        expert=expert,
+                        dtype=part.dtype,
+                    )
+                )
+        return made[0], made[1]
+
     def encode_prompt(
         self,
         prompt: str | list[str],
@@ -354,6 +393,8 @@ class WanPipeline:
         max_sequence_length: int | None = None,
         *,
         seed: int | None = None,
+        policy: SparsityPolicy | None = None,
+        implementation: str | Sequence[str] | None = None,
         attention: SelfAttention | None = None,
         attention_2: SelfAttention | None = None,
         vae_tiling: bool | Tiling | None = None,
@@ -386,8 +427,9 @@ class WanPipeline:
                 `negative_prompt_embeds`.
             max_sequence_length: tokens that prompts are padded to.
             seed: of the noise and of what self-attention draws; equal seeds give equal videos.
-            attention: self-attention, for example a `ct.SparseAttention` on the grid of
-                `video_size`; None for dense attention.
+            policy: where self-attention is sparse; None for dense attention.
+            implementation: as in `ct.attention`, for self-attention.
+            attention: any self-attention, instead of `policy` and `implementation`.
             attention_2: the same for the expert at low noise; None for `attention`.
             vae_tiling: whether, or how, the VAE works in tiles; None where frames are large.
             return_records: whether to keep what self-attention recorded.
@@ -400,15 +442,15 @@ class WanPipeline:
         _checks.choice("output_type", output_type, OUTPUT_TYPES)
         for name in callback_on_step_end_tensor_inputs:
             _checks.choice("callback_on_step_end_tensor_inputs", name, _CALLBACK_TENSORS)
-        if generator is not None and seed is not None:
-            raise ValueError("generator and seed exclude each other")
+        _exclude(generator=generator, seed=seed)
+        _exclude(negative_prompt=negative_prompt, negative_prompt_embeds=negative_prompt_embeds)
+        _exclude(attention=attention, policy=policy)
+        _exclude(attention=attention, implementation=implementation)
         if generator is None:
             seed = None if seed is None else _checks.integer("seed", seed, minimum=0)
             generator = np.random.default_rng(seed)
         if (prompt is None) == (prompt_embeds is None):
             raise ValueError("give either prompt or prompt_embeds")
-        if negative_prompt is not None and negative_prompt_embeds is not None:
-            raise ValueError("negative_prompt and negative_prompt_embeds exclude each other")
         plan = self.check_inputs(
             prompt,
             negative_prompt,
@@ -429,6 +471,8 @@ class WanPipeline:
             batch = len(_strings("prompt", prompt)) * repeats
         shape = (batch, self._parts.vae.config.z_dim, *plan.size.latent)
         noise = self._noise(latents, shape, generator)
+        if attention is None:
+            attention, attention_2 = self.attentions(plan, policy, implementation)
         key = jax.random.key(int(generator.integers(2**31)))
 
         show = _ignore if progress is None else progress
@@ -451,7 +495,6 @@ class WanPipeline:
             negative=jnp.asarray(negative_prompt_embeds) if plan.guided else None,
             scales=plan.guidance_scales,
             attentions=(attention, attention if attention_2 is None else attention_2),
-            grid=plan.size.grid,
             key=key,
             return_records=return_records,
         )
@@ -593,8 +636,6 @@ class WanPipeline:
             low_noise = int(timestep < self.boundary_ratio * self.scheduler.num_train_timesteps)
         expert = run.experts[low_noise]
         attention = run.attentions[low_noise]
-        if attention is None:
-            attention = DenseAttention.on(run.grid, expert.dtype)
         timesteps = jnp.full((latents.shape[0],), timestep, jnp.float32)
 
         def predict(embeds: Array, part: int) -> tuple[Array, Any]:
@@ -641,8 +682,7 @@ class _Run:
     embeds: Float[Array, "batch text dim"]
     negative: Float[Array, "batch text dim"] | None
     scales: tuple[float, float]
-    attentions: tuple[SelfAttention | None, SelfAttention | None]
-    grid: TokenGrid
+    attentions: tuple[SelfAttention, SelfAttention]
     key: PRNGKeyArray
     return_records: bool
 
@@ -683,6 +723,12 @@ def _embed_tokens(
 
 def _loaded(model: Any) -> Part[Any, Any]:
     return Part(model.config, getattr(model, "dtype", "float32"), lambda: model)
+
+
+def _exclude(**arguments: object) -> None:
+    """Raises ValueError if more than one argument is given."""
+    if sum(value is not None for value in arguments.values()) > 1:
+        raise ValueError(f"{' and '.join(arguments)} exclude each other")
 
 
 def _strings(name: str, value: str | list[str]) -> list[str]:
