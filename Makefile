@@ -7,7 +7,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint c
 PIP := $(BIN)/python $(PIP_INSTALL)
 INSTALL_INPUTS := pyproject.toml constraints.txt
 
-.PHONY: demo test test-rivals tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-parity tpu-aot lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -19,6 +19,9 @@ test: $(VENV)/.dev  ## the test suite
 
 test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
+
+test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffusers of today
+	$(BIN)/python -m pytest -n 0 tests/parity
 
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot
@@ -47,7 +50,7 @@ $(AOT)/.ready: $(INSTALL_INPUTS)
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[plot,video]'
+	$(PIP) --editable '.[plot,video,wan]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
@@ -56,6 +59,10 @@ $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.parity: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) --editable '.[parity]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/bin/python $(INSTALL_INPUTS)

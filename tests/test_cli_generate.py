@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from wan_models import small_pipeline
 
+import cinetile as ct
 from cinetile.cli import main
 from cinetile.inputs.video import count_frames, read_frames
 
@@ -65,6 +66,42 @@ class TestVideo:
         result = invoke(PROMPT, "--model", model, "--out", tmp_path / "a.mp4", "--width", 31)
         assert result.exit_code == 0
         assert result.stderr.startswith("warning: the video's size is rounded down: width 31 -> 24")
+
+
+class TestPolicy:
+    def test_preset(self, model: Path, tmp_path: Path):
+        options = ("--policy", "moderate", "--json", tmp_path / "ball.json")
+        result = invoke(PROMPT, "--model", model, "--out", tmp_path / "ball.mp4", *options)
+        assert result.exit_code == 0, result.output
+        assert "% spatial" in result.stdout
+        document = json.loads((tmp_path / "ball.json").read_text())
+        assert document["policy"]["mode"] == "aligned"
+        # 3 steps of 2 layers with 2 heads, for the prompt and for the negative prompt.
+        assert sum(document["head_calls"].values()) == 24
+        assert document["head_calls"]["dense"] >= 12
+
+    def test_file(self, model: Path, tmp_path: Path):
+        path = tmp_path / "policy.json"
+        ct.SparsityPolicy(density=0.4, dense_steps=()).to_file(path)
+        options = ("--policy", path, "--json", "-")
+        result = invoke(PROMPT, "--model", model, "--out", tmp_path / "ball.mp4", *options)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["policy"]["density"] == 0.4
+
+    def test_low_density_warns_in_a_line(self, model: Path, tmp_path: Path):
+        path = tmp_path / "policy.json"
+        path.write_text('{"density": 0.1}')
+        result = invoke(PROMPT, "--model", model, "--out", tmp_path / "ball.mp4", "--policy", path)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.startswith("warning: density 0.1 is below 0.2")
+
+    @pytest.mark.parametrize("policy", ["bold", "nowhere.json"])
+    def test_unknown(self, model: Path, tmp_path: Path, policy: str):
+        result = invoke(
+            PROMPT, "--model", model, "--out", tmp_path / "ball.mp4", "--policy", policy
+        )
+        assert result.exit_code == 2
+        assert "--policy must be one of conservative, moderate, aggressive, svg" in result.stderr
 
 
 class TestErrors:

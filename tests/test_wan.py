@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from wan_models import GOLDEN, random_model, small_pipeline
+from wan_suite import two_experts
 
+import cinetile as ct
 from cinetile.wan import (
     AutoencoderKLWan,
     AutoencoderKLWanConfig,
+    DenseAttention,
     FlowMatchEulerDiscreteScheduler,
     Tiling,
     UniPCMultistepScheduler,
@@ -22,7 +25,7 @@ from cinetile.wan import (
     WanTransformer3DModel,
     WanTransformerConfig,
 )
-from cinetile.wan.layers import random_weight
+from cinetile.wan.layers import pack_layers, random_weight
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,12 @@ class TestTransformer:
         run = eqx.filter_jit(self.model())
         one, other = (run(latents, timestep, t, attention=nothing) for t in (text, text + 1))
         assert float(jnp.abs(one - other).max()) > 1e-3
+
+    def test_packed_layers_compute_the_same(self):
+        narrow = self.model("bfloat16")
+        packed = eqx.tree_at(lambda one: one.blocks, narrow, pack_layers(narrow.blocks))
+        one, other = (eqx.filter_jit(model)(*self.inputs()) for model in (narrow, packed))
+        np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
 
     def test_bfloat16(self):
         exact = eqx.filter_jit(self.model())(*self.inputs())
@@ -404,6 +413,58 @@ class TestPipeline:
         calls: list[Callable[..., Any]] = [pipe, built]
         one, other = (call("a red ball", seed=3, output_type="latent").frames for call in calls)
         np.testing.assert_array_equal(one, other)
+
+
+class TestPolicy:
+    policy = ct.SparsityPolicy(
+        density=0.5,
+        dense_steps=((0, 1),),
+        dense_layers=((0, 1),),
+        width_multiple=1,
+        block_q=6,
+        block_kv=6,
+    )
+
+    def test_routes_are_recorded_by_step_and_layer(self, pipe: WanPipeline):
+        arguments: dict[str, Any] = {"seed": 4, "output_type": "latent"}
+        sparse = pipe("a red ball", policy=self.policy, return_records=True, **arguments)
+        dense = pipe("a red ball", **arguments)
+        assert np.abs(np.asarray(sparse.frames) - np.asarray(dense.frames)).max() > 1e-3
+        assert len(sparse.records) == 3
+        for step, pair in enumerate(sparse.records):
+            for record in pair:
+                assert isinstance(record, ct.RoutingRecord)
+                assert np.asarray(record.routes).shape == (2, 1, 2)
+                assert np.asarray(record.step).tolist() == [step] * 2
+                assert np.asarray(record.layer).tolist() == [0, 1]
+                assert np.asarray(record.is_dense).tolist() == [True, step == 0]
+
+    def test_a_dense_policy_changes_nothing(self, pipe: WanPipeline):
+        policy = replace(self.policy, dense_steps=((0, None),))
+        arguments: dict[str, Any] = {"seed": 4, "output_type": "latent"}
+        one, other = (pipe("a red ball", policy=p, **arguments).frames for p in (policy, None))
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+    def test_implementations_agree(self, pipe: WanPipeline):
+        plan = pipe.check_inputs("a red ball", num_inference_steps=2)
+        first, _ = pipe.attentions(plan, self.policy, ("reference", "xla"))
+        assert isinstance(first, ct.SparseAttention)
+        assert first.implementation == ("reference", "xla")
+        dense, _ = pipe.attentions(plan, None, ["xla"])
+        assert isinstance(dense, DenseAttention)
+        assert dense.implementation == ("xla",)
+
+    def test_each_expert_has_its_own(self, tmp_path: Path):
+        pipe = WanPipeline.from_pretrained(two_experts(GOLDEN, tmp_path))
+        plan = pipe.check_inputs("a red ball", height=32, width=32, num_frames=5)
+        pair = pipe.attentions(plan, ct.SparsityPolicy.preset("moderate"))
+        assert [one.expert for one in pair] == ["high_noise", "low_noise"]
+        assert {(one.num_steps, one.num_layers) for one in pair} == {(50, 2)}
+
+    def test_excluded(self, pipe: WanPipeline):
+        for arguments in ({"policy": self.policy}, {"implementation": "xla"}):
+            with pytest.raises(ValueError, match=r"attention and \w+ exclude each other"):
+                pipe("a red ball", attention=Watching(), **arguments)
 
 
 def test_random_weights() -> None:

@@ -20,8 +20,8 @@ class SelfAttention(Protocol):
     It is called as `attend(query, key, value, step=step, layer=layer, rng=rng,
     return_record=False)` with arrays `[batch, tokens, heads, head_dim]` in frame-major order,
     indices that may be traced, and the same key throughout a run. It returns the output; with
-    `return_record` also a pytree of arrays that says what was done. As an argument of compiled
-    functions it must be hashable, or a pytree.
+    `return_record` also a pytree of arrays that says what was done. It must be hashable: it
+    is a static argument of compiled functions.
     """
 
     def __call__(self, *arrays: Any, **call: Any) -> Any:

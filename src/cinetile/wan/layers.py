@@ -1,9 +1,14 @@
 """The few layers that every Wan model is made of; parameters are named as in diffusers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
+
+from cinetile.kernels.xla_cpu import pack, unpack
 
 # Of the bounds of a uniform distribution, so that random models stay in a sensible range.
 _INIT_SCALE = 3.0**0.5
@@ -15,6 +20,40 @@ def random_weight(
     """Uniform weights of variance `1 / fan_in`, the same ones in every dtype."""
     bound = _INIT_SCALE * fan_in**-0.5
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound).astype(dtype)
+
+
+def pack_layers(layers: Any) -> Any:
+    """Stacked parameters as `scan_layers` takes them with the least memory.
+
+    On CPUs, bfloat16 becomes raw bits: in loops, XLA's backend would first widen all layers to
+    float32, which for a large model is twice the memory of its weights. There is no gradient by
+    raw bits.
+    """
+    return jax.tree.map(pack, layers) if jax.default_backend() == "cpu" else layers
+
+
+def scan_layers(
+    run: Callable[[Any, Any, Any], tuple[Any, Any]], x: Any, layers: Any
+) -> tuple[Any, Any]:
+    """Runs layers one after the other, with one compiled body.
+
+    Args:
+        run: takes what goes in, the layer's index and its parameters; returns what comes out and
+            anything to be stacked.
+        x: what goes into the first layer.
+        layers: parameters with a leading layer axis, as they are or from `pack_layers`.
+
+    Returns:
+        What comes out of the last layer, and the stacked rest.
+    """
+
+    def run_layer(x: Any, index_and_layer: tuple[Array, Any]) -> tuple[Any, Any]:
+        # Without the barrier, XLA would unpack all layers before the first one runs.
+        index, layer = jax.lax.optimization_barrier(index_and_layer)
+        return run(x, index, jax.tree.map(unpack, layer))
+
+    count = jax.tree.leaves(layers)[0].shape[0]
+    return jax.lax.scan(run_layer, x, (jnp.arange(count, dtype=jnp.int32), layers))
 
 
 class Linear(eqx.Module):

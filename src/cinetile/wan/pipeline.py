@@ -1,6 +1,7 @@
 """From a prompt to a video."""
 
 import contextlib
+import functools
 import os
 import time
 import warnings
@@ -8,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -644,10 +644,10 @@ class WanPipeline:
                 latents,
                 timesteps,
                 embeds,
-                attention,
                 jnp.asarray(step, jnp.int32),
                 jax.random.fold_in(run.key, part),
-                run.return_records,
+                attention=attention,
+                return_record=run.return_records,
             )
 
         flow, record = predict(run.embeds, 0)
@@ -687,15 +687,15 @@ class _Run:
     return_records: bool
 
 
-@eqx.filter_jit
+@functools.partial(jax.jit, static_argnames=("attention", "return_record"))
 def _predict(
     transformer: WanTransformer3DModel,
     latents: Array,
     timesteps: Array,
     embeds: Array,
-    attention: SelfAttention,
     step: Array,
     key: PRNGKeyArray,
+    attention: SelfAttention,
     return_record: bool,
 ) -> tuple[Array, Any]:
     result = transformer(
@@ -711,7 +711,7 @@ def _predict(
     return flow.astype(jnp.float32), record
 
 
-@eqx.filter_jit
+@jax.jit
 def _embed_tokens(
     text_encoder: UMT5EncoderModel,
     ids: Int[Array, "batch text"],

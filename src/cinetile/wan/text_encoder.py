@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cinetile import _checks
 from cinetile.wan.config import parse_config, read_json
-from cinetile.wan.layers import Linear, RMSNorm, random_weight
+from cinetile.wan.layers import Linear, RMSNorm, random_weight, scan_layers
 from cinetile.wan.weights import Part, WeightFiles, load_model
 
 # Where the files' names of parameters differ from the attributes here.
@@ -262,10 +262,11 @@ class UMT5EncoderModel(eqx.Module):
             )
         )
 
-        def run_block(x: Array, block: EncoderBlock) -> tuple[Array, Any]:
+        def run_block(x: Array, layer: Array, block: EncoderBlock) -> tuple[Array, None]:
+            del layer
             return block(x, attention_mask, buckets), None
 
-        x, _ = jax.lax.scan(run_block, self.shared(input_ids), self.blocks)
+        x, _ = scan_layers(run_block, self.shared(input_ids), self.blocks)
         return self.final_layer_norm(x)
 
 

@@ -18,7 +18,7 @@ from cinetile.grid import TokenGrid
 from cinetile.inputs.rotary import rotary_tables
 from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.config import parse_config, read_json
-from cinetile.wan.layers import LayerNorm, Linear, RMSNorm, layer_norm, random_weight
+from cinetile.wan.layers import LayerNorm, Linear, RMSNorm, layer_norm, random_weight, scan_layers
 from cinetile.wan.weights import Part, WeightFiles, load_model
 
 _TIME_PERIOD = 10_000.0
@@ -460,11 +460,7 @@ class WanTransformer3DModel(eqx.Module):
         text = encoder_hidden_states.astype(self.dtype)
         time, modulation, text = self.condition_embedder(timestep.astype(jnp.float32), text)
 
-        def run_block(
-            x: Float[Array, "batch tokens dim"], layer_and_block: tuple[Int[Array, ""], Block]
-        ) -> tuple[Float[Array, "batch tokens dim"], Any]:
-            layer, block = layer_and_block
-
+        def run_block(x: Array, layer: Array, block: Block) -> tuple[Array, Any]:
             def attend_here(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
                 output = attend(
                     query,
@@ -479,10 +475,7 @@ class WanTransformer3DModel(eqx.Module):
 
             return block(x, text, modulation, rotary, attend_here)
 
-        layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-        x, records = jax.lax.scan(
-            run_block, self.patch_embedding(hidden_states), (layers, self.blocks)
-        )
+        x, records = scan_layers(run_block, self.patch_embedding(hidden_states), self.blocks)
         shift, scale = jnp.split(self.scale_shift_table + time[:, None], 2, axis=1)
         normal = (layer_norm(x, self.config.eps) * (1 + scale) + shift).astype(self.dtype)
         flow = self._unpatchify(self.proj_out(normal), grid)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from cinetile.wan.config import read_json
+from cinetile.wan.layers import pack_layers
 
 Model = TypeVar("Model")
 
@@ -186,36 +187,39 @@ def load_model(
         renames: pieces of parameter names here, and what the files say instead.
 
     Returns:
-        A function that reads the values, casting each tensor by itself, and returns the model.
+        A function that reads the values, casting each tensor by itself, and returns the model
+        with its layers packed (`pack_layers`).
 
     Raises:
         ValueError: a tensor is missing, unknown or of another shape.
     """
     template = eqx.filter_eval_shape(build)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    plan: list[tuple[list[str], Any]] = []
+    plan: list[tuple[bool, list[str], Any]] = []
     wanted: dict[str, tuple[int, ...]] = {}
     for path, leaf in leaves:
         parts = [str(getattr(entry, "name", getattr(entry, "idx", entry))) for entry in path]
-        if parts[0] == stacked:
+        is_stacked = parts[0] == stacked
+        if is_stacked:
             names = [".".join([stacked, str(layer), *parts[1:]]) for layer in range(leaf.shape[0])]
             shape = leaf.shape[1:]
         else:
             names, shape = [".".join(parts)], leaf.shape
         names = [_renamed(name, renames) for name in names]
-        plan.append((names, leaf))
+        plan.append((is_stacked, names, leaf))
         for name in names:
             wanted[name] = shape
     files.check(wanted)
 
     def load() -> Model:
         values = []
-        for names, leaf in plan:
+        for is_stacked, names, leaf in plan:
             value = np.empty(leaf.shape, leaf.dtype)
             # One tensor at a time, so that a cast needs no copy of a whole model beside it.
             for place, tensor in zip(value.reshape(len(names), -1), files.read(names), strict=True):
                 place[...] = tensor.reshape(-1)
-            values.append(jnp.asarray(value))
+            array = jnp.asarray(value)
+            values.append(pack_layers(array) if is_stacked else array)
         return jax.tree_util.tree_unflatten(structure, values)
 
     return load
