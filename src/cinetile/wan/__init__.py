@@ -12,7 +12,7 @@ from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.checkpoint import small_checkpoint
 from cinetile.wan.folder import GenerationDefaults
 from cinetile.wan.linear_codec import LinearVideoCodec, LinearVideoCodecConfig
-from cinetile.wan.pipeline import VideoSize, WanPipeline, WanPipelineOutput
+from cinetile.wan.pipeline import CallPlan, VideoSize, WanPipeline, WanPipelineOutput
 from cinetile.wan.schedulers import (
     FlowMatchEulerDiscreteScheduler,
     Schedule,
@@ -28,6 +28,7 @@ from cinetile.wan.vae import AutoencoderKLWan, AutoencoderKLWanConfig
 __all__ = [
     "AutoencoderKLWan",
     "AutoencoderKLWanConfig",
+    "CallPlan",
     "DenseAttention",
     "FlowMatchEulerDiscreteScheduler",
     "GenerationDefaults",
