@@ -326,16 +326,31 @@ class TestFolder:
         values = 48
         rewrite(
             folder / "vae",
-            encode__weight=np.zeros((5, values), np.float32),
-            decode__weight=np.zeros((values, 5), np.float32),
+            encoder__weight=np.zeros((5, values), np.float32),
+            decoder__weight=np.zeros((values, 5), np.float32),
         )
         change_json(folder / "vae" / "config.json", z_dim=5)
         with pytest.raises(ValueError, match="transformer in_channels must be the vae z_dim 5"):
             WanPipeline.from_pretrained(folder)
 
     def test_defaults(self, folder: Path):
-        change_json(folder / "generation_config.json", num_frames=0)
+        change_json(folder / "generation.json", num_frames=0)
         with pytest.raises(ValueError, match="num_frames must be at least 1"):
+            WanPipeline.from_pretrained(folder)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"patch_size": [2, 4, 4]}, r"patch_size must be \(1, n, n\)"),
+            ({"out_channels": 1}, "out_channels must be in_channels 3, got 1"),
+            ({"latents_std": [1.0]}, "latents_std must have z_dim 4 entries, got 1"),
+        ],
+    )
+    def test_linear_codec_configuration(
+        self, folder: Path, changes: dict[str, object], message: str
+    ):
+        change_json(folder / "vae" / "config.json", **changes)
+        with pytest.raises(ValueError, match=message):
             WanPipeline.from_pretrained(folder)
 
     def test_linear_codec(self, folder: Path):
@@ -346,5 +361,5 @@ class TestFolder:
         np.testing.assert_allclose(codec.encode(video), latents, atol=1e-5)
         # The patch at row 1, column 2 of a frame, flattened by row, column and color.
         patch = video[0, :, 0, 4:8, 8:12].transpose(1, 2, 0).reshape(-1)
-        mean, decoder = np.asarray(codec.mean), np.asarray(codec.decoder)
+        mean, decoder = np.asarray(codec.mean), np.asarray(codec.decoder.weight)
         np.testing.assert_allclose(patch, decoder @ latents[0, :, 0, 1, 2] + mean, atol=1e-5)

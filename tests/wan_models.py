@@ -27,17 +27,17 @@ def small_pipeline(folder: Path) -> Path:
     save_file(
         {
             "mean": np.linspace(-0.2, 0.2, values, dtype=np.float32),
-            "encode.weight": np.ascontiguousarray(basis.T.astype(np.float32)),
-            "decode.weight": basis.astype(np.float32),
+            "encoder.weight": np.ascontiguousarray(basis.T.astype(np.float32)),
+            "decoder.weight": basis.astype(np.float32),
         },
         folder / "vae" / "diffusion_pytorch_model.safetensors",
     )
     write_json(
         folder / "vae" / "config.json",
-        {"_class_name": "LinearVideoCodec", "z_dim": CHANNELS, "patch_size": PATCH},
+        {"_class_name": "LinearVideoCodec", "z_dim": CHANNELS, "patch_size": [1, PATCH, PATCH]},
     )
     write_json(
-        folder / "generation_config.json",
+        folder / "generation.json",
         {
             "height": 16,
             "width": 24,

@@ -24,7 +24,7 @@ _CODECS = {kind.class_name: kind for kind in (AutoencoderKLWan, LinearVideoCodec
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a call takes where it says nothing else; a folder's `generation_config.json`.
+    """What a call takes where it says nothing else; a folder's `generation.json`.
 
     Attributes:
         height: pixels.
@@ -122,7 +122,7 @@ def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> Pip
             raise ValueError(f"{index_path}: boundary_ratio needs a transformer_2")
 
     defaults = GenerationDefaults()
-    defaults_path = folder / "generation_config.json"
+    defaults_path = folder / "generation.json"
     if defaults_path.is_file():
         defaults = parse_config(GenerationDefaults, read_json(defaults_path), defaults_path)
     parts = PipelineParts(

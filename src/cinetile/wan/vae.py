@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cinetile import _checks
 from cinetile.wan.config import parse_config, read_json
+from cinetile.wan.latents import denormalize, normalize
 from cinetile.wan.tiling import Tiling, run_tiled
 from cinetile.wan.vae_layers import CausalConv3d, Decoder, Encoder, Stream
 from cinetile.wan.weights import Part, WeightFiles, load_model
@@ -177,21 +178,13 @@ class AutoencoderKLWan(eqx.Module):
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
         """From what `encode` returns to what the transformer works on."""
-        mean, std = self._statistics(latents.ndim)
-        return (jnp.asarray(latents, jnp.float32) - mean) / std
+        return normalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def denormalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
         """From what the transformer works on to what `decode` takes."""
-        mean, std = self._statistics(latents.ndim)
-        return jnp.asarray(latents, jnp.float32) * std + mean
-
-    def _statistics(self, ndim: int) -> tuple[np.ndarray, np.ndarray]:
-        shape = (-1, *(1,) * (ndim - 2))
-        mean = np.asarray(self.config.latents_mean, np.float32)
-        std = np.asarray(self.config.latents_std, np.float32)
-        return mean.reshape(shape), std.reshape(shape)
+        return denormalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def encode(
         self,
