@@ -5,9 +5,14 @@ BIN := $(VENV)/bin
 AOT := $(VENV)-aot
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(PIP_INSTALL)
-INSTALL_INPUTS := pyproject.toml constraints.txt
+# What builds the native kernel: in the environment itself, so that it is not fetched each time.
+BUILD_TOOLS := scikit-build-core jaxlib
+INSTALL_PACKAGE := --no-build-isolation --editable
+INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.h native/*.cpp native/kernels/*)
+SANITIZED := $(VENV)-sanitized
+SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-parity tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-parity test-sanitized tpu-aot lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -23,6 +28,10 @@ test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffusers of today
 	$(BIN)/python -m pytest -n 0 tests/parity
 
+test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
+	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
+	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py
+
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot
 
@@ -30,41 +39,52 @@ lint: $(VENV)/.dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run --Werror $(wildcard native/*.h native/*.cpp native/*/*.h native/*/*.cpp)
 
 docs: $(VENV)/.docs  ## the documentation as HTML in out/docs
 	$(BIN)/mkdocs build --strict --quiet --site-dir out/docs
 
 bench: $(VENV)/.bench  ## the figures in docs/measurements.md
+	$(BIN)/python -m benchmarks.cpu_kernel
 	$(BIN)/python -m benchmarks.portable_kernel
 
 clean:
-	rm -rf $(VENV) $(AOT) out
+	rm -rf $(VENV) $(AOT) $(SANITIZED) out
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(BUILD_TOOLS)
 
 # Its own environment: libtpu is large, and nothing else needs it.
 $(AOT)/.ready: $(INSTALL_INPUTS)
 	$(PYTHON) -m venv $(AOT)
-	$(AOT)/bin/python $(PIP_INSTALL) --editable '.[tpu-aot]' beartype hypothesis pytest
+	$(AOT)/bin/python $(PIP_INSTALL) $(BUILD_TOOLS)
+	$(AOT)/bin/python $(PIP_INSTALL) $(INSTALL_PACKAGE) '.[tpu-aot]' beartype hypothesis pytest
+	@touch $@
+
+$(SANITIZED)/.ready: $(INSTALL_INPUTS)
+	$(PYTHON) -m venv $(SANITIZED)
+	$(SANITIZED)/bin/python $(PIP_INSTALL) $(BUILD_TOOLS)
+	$(SANITIZED)/bin/python $(PIP_INSTALL) $(INSTALL_PACKAGE) . beartype hypothesis pytest pytest-xdist \
+	  --config-settings cmake.define.CINETILE_SANITIZE=address,undefined
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[plot,video,wan]'
+	$(PIP) $(INSTALL_PACKAGE) '.[plot,video,wan]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[dev]'
+	$(PIP) $(INSTALL_PACKAGE) '.[dev]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[docs]'
+	$(PIP) $(INSTALL_PACKAGE) '.[docs]'
 	@touch $@
 
 $(VENV)/.parity: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[parity]'
+	$(PIP) $(INSTALL_PACKAGE) '.[parity]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) --editable '.[plot,video,rivals]'
+	$(PIP) $(INSTALL_PACKAGE) '.[plot,video,rivals]'
 	@touch $@

@@ -12,6 +12,7 @@ from cinetile.bench.mask_errors import MaskErrors
 from cinetile.bench.rivals import RIVALS, RivalRow
 from cinetile.bench.sources import InputSource, load_inputs
 from cinetile.bench.timing import Progress, Timing, time_interleaved
+from cinetile.bench.tune import TuneConfig, TuneResult, TuneRow, tune_blocks
 from cinetile.bench.workload import DTYPES, PATTERNS, Workload
 
 __all__ = [
@@ -27,10 +28,14 @@ __all__ = [
     "Progress",
     "RivalRow",
     "Timing",
+    "TuneConfig",
+    "TuneResult",
+    "TuneRow",
     "Workload",
     "describe_machine",
     "load_inputs",
     "measure_ladder",
     "run_ladder",
     "time_interleaved",
+    "tune_blocks",
 ]

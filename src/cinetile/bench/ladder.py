@@ -84,6 +84,7 @@ class LadderRow:
     Attributes:
         mode: "dense", "naive", "split" or "aligned".
         implementation: name of the kernel that ran.
+        variant: which of its code paths; the name again where there is but one.
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
@@ -100,6 +101,7 @@ class LadderRow:
 
     mode: str
     implementation: str
+    variant: str
     ms_median: float
     ms_min: float
     ms_max: float
@@ -191,13 +193,13 @@ def measure_ladder(
         raise ValueError(f"inputs must have the tokens of {workload.grid}, got {num_tokens:,}")
     plans = config.plans()
     request = AttentionRequest(batch, heads, head_dim, workload.dtype, tuple(plans.values()))
-    implementation = select_implementation(config.implementation, request).name
+    chosen = select_implementation(config.implementation, request)
     rows = sample_rows(num_tokens, config.check_rows, config.source.seed)
     rounded = RoundedInputs.of(inputs, workload.dtype)
 
     outputs: _SampledRows = {}
     with rivals_ready(config.rivals, rounded, workload.mask(), workload.dtype) as rivals:
-        own_calls = _calls(rounded, workload.dtype, plans, implementation)
+        own_calls = _calls(rounded, workload.dtype, plans, chosen.name)
         readers = dict.fromkeys(own_calls, _read_rows) | {r.name: r.rows for r in rivals}
 
         def examine(name: str, output: Any) -> None:
@@ -231,7 +233,8 @@ def measure_ladder(
         rows=tuple(
             LadderRow(
                 mode=mode,
-                implementation=implementation,
+                implementation=chosen.name,
+                variant=chosen.variant,
                 **_times(timings[mode], dense),
                 kept_fraction=plan.stats.kept_fraction,
                 tiles_total=plan.stats.tiles_total,

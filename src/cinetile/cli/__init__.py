@@ -8,11 +8,13 @@ from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
 from cinetile.cli.plan import plan_command
 from cinetile.cli.tpu import tpu_command
+from cinetile.cli.tune import tune_command
 
 # Every command is one module of this package, and stands here.
 _COMMANDS: tuple[click.Command, ...] = (
     ladder_command,
     plan_command,
+    tune_command,
     tpu_command,
     generate_command,
     implementations_command,

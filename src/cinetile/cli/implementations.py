@@ -27,7 +27,8 @@ def implementations_command(json_target: str | Path | None) -> None:
         for column in ("runs here", "chosen by default", "needs"):
             table.add_column(column)
         for status in statuses:
-            runs = "yes" if status.available else f"no: {status.reason}"
+            variant = "" if status.variant == status.name else f", its path {status.variant}"
+            runs = f"yes{variant}" if status.available else f"no: {status.reason}"
             automatic = "if it is the first that can" if status.automatic else "never"
             table.add_row(status.name, runs, automatic, status.requirements)
         console.print(table)

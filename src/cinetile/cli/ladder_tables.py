@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cinetile.bench import LadderResult, LadderRow, RivalRow
+from cinetile.cli.circumstances import kernel_name, machine_facts, workload_facts
 from cinetile.cli.output import facts, numbers
 from cinetile.cli.wording import counted, milliseconds, percent
 
@@ -27,39 +28,18 @@ def print_ladder(console: Console, result: LadderResult) -> None:
 
 
 def _circumstances(result: LadderResult) -> Table:
-    workload, machine = result.workload, result.machine
-    mask = workload.mask()
-    batch = "" if workload.batch == 1 else f"batch {workload.batch}, "
-    cores = "" if machine.cores is None else f"{counted(machine.cores, 'core')}, "
-    threads = counted(machine.threads, "thread")
-    features = ", ".join(machine.features) or "no extensions of note"
+    workload, first = result.workload, result.rows[0]
     return facts(
         [
             ("input", result.input),
-            (
-                "workload",
-                f"{workload.grid}, {batch}{counted(workload.heads, 'head')} of "
-                f"{workload.head_dim}, {workload.dtype}",
-            ),
-            (
-                "mask",
-                f"{workload.pattern}, width {mask.width:,}, sink of "
-                f"{counted(workload.sink_frames, 'frame')}: "
-                f"{percent(mask.density)} of the pairs",
-            ),
+            *workload_facts(workload),
             (
                 "tiles",
                 f"{workload.block_q} queries x {workload.block_kv} keys, "
                 f"rounding {workload.rounding}",
             ),
-            ("kernel", result.rows[0].implementation),
-            ("machine", f"{machine.cpu}, {cores}{threads}, {features}; {machine.system}"),
-            (
-                "versions",
-                f"Python {machine.python}, jax {machine.jax} on {machine.backend}, "
-                f"jaxlib {machine.jaxlib}, numpy {machine.numpy}"
-                + (f", torch {result.rivals[0].version}" if result.rivals else ""),
-            ),
+            ("kernel", kernel_name(first.implementation, first.variant)),
+            *machine_facts(result.machine, *(f"torch {one.version}" for one in result.rivals[:1])),
             (
                 "method",
                 f"median of {counted(result.repeats, 'interleaved round')} after a warm-up; "

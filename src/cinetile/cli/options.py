@@ -57,6 +57,23 @@ class NamesType(click.ParamType):
         return names
 
 
+class SizeListType(click.ParamType):
+    """Whole numbers with commas between them."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            sizes = tuple(int(size) for size in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} must hold whole numbers, as in 128,256", param, ctx)
+        return sizes
+
+
 class OutputType(click.ParamType):
     """A file to write, whose folder must exist before anything is computed.
 
@@ -134,7 +151,7 @@ implementation_option = click.option(
     help="Kernel to run; see `cinetile implementations`.  [default: the best that can run here]",
 )
 
-workload_options = stacked(
+shape_options = stacked(
     click.option(
         "--video",
         metavar="FxHxW",
@@ -171,10 +188,6 @@ workload_options = stacked(
         "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Arrays."
     ),
     click.option(
-        "--block-q", type=int, help="Queries in a tile.  [default: what suits the kernel]"
-    ),
-    click.option("--block-kv", type=int, help="Keys in a tile.  [default: what suits the kernel]"),
-    click.option(
         "--rounding",
         type=click.Choice(ROUNDINGS),
         default="balanced",
@@ -182,6 +195,14 @@ workload_options = stacked(
         help="How aligned plans round boundary tiles.",
     ),
     implementation_option,
+)
+
+workload_options = stacked(
+    shape_options,
+    click.option(
+        "--block-q", type=int, help="Queries in a tile.  [default: what suits the kernel]"
+    ),
+    click.option("--block-kv", type=int, help="Keys in a tile.  [default: what suits the kernel]"),
 )
 
 

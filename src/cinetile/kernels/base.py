@@ -43,6 +43,11 @@ class Implementation(abc.ABC):
     automatic: ClassVar[bool] = True
     """Whether it may be chosen where the caller names none."""
 
+    @property
+    def variant(self) -> str:
+        """Which of its code paths runs here; its name where there is but one."""
+        return self.name
+
     @abc.abstractmethod
     def unavailable(self) -> str | None:
         """Why it cannot run on this machine at all; None if it can."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels
 from cinetile.kernels.reference import ReferenceImplementation
 from cinetile.kernels.xla import XlaImplementation
@@ -12,6 +13,7 @@ from cinetile.kernels.xla import XlaImplementation
 _IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PallasTpuImplementation(),
     PallasTpuTwoKernels(),
+    CpuImplementation(),
     XlaImplementation(),
     ReferenceImplementation(),
 )
@@ -27,6 +29,7 @@ class ImplementationStatus:
         automatic: whether it may be chosen where the caller names none.
         requirements: what it needs.
         reason: why it is not available; None if it is.
+        variant: which of its code paths runs here; None if it is not available.
     """
 
     name: str
@@ -34,9 +37,11 @@ class ImplementationStatus:
     automatic: bool
     requirements: str
     reason: str | None
+    variant: str | None
 
     def __str__(self) -> str:
-        state = "available" if self.available else f"not available: {self.reason}"
+        variant = "" if self.variant in (None, self.name) else f" ({self.variant})"
+        state = f"available{variant}" if self.available else f"not available: {self.reason}"
         return f"{self.name}: {state} (needs {self.requirements})"
 
 
@@ -52,6 +57,7 @@ def implementations() -> tuple[ImplementationStatus, ...]:
                 implementation.automatic,
                 implementation.requirements,
                 reason,
+                implementation.variant if reason is None else None,
             )
         )
     return tuple(statuses)

@@ -1,0 +1,118 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "memory.h"
+
+namespace cinetile {
+namespace {
+
+// One head of one batch row.
+struct Head {
+  int64_t row;
+  int64_t head;
+  const PlanTables* plan;
+  PackedHead packed;
+};
+
+// Heads that are packed and computed together: one, unless its tasks are too few for the threads.
+int64_t heads_at_a_time(const Problem& problem, int64_t queries_per_task, int64_t num_threads) {
+  constexpr int64_t kTasksPerThread = 8;
+  const int64_t tasks_per_head = (problem.num_tokens + queries_per_task - 1) / queries_per_task;
+  const int64_t wanted = (kTasksPerThread * num_threads + tasks_per_head - 1) / tasks_per_head;
+  const int64_t limit =
+      std::max<int64_t>(1, std::min(problem.batch * problem.heads, 2 * num_threads));
+  return std::clamp<int64_t>(wanted, 1, limit);
+}
+
+struct QueryRange {
+  const Head* head;
+  int64_t first;
+  int64_t stop;
+};
+
+void append_query_ranges(const Problem& problem, const Head& head, int64_t queries_per_task,
+                         std::vector<QueryRange>& ranges) {
+  const int64_t block_q = head.plan->block_q;
+  for (int64_t tile = 0; tile < head.plan->num_q_tiles; ++tile) {
+    const int64_t stop = std::min((tile + 1) * block_q, problem.num_tokens);
+    for (int64_t first = tile * block_q; first < stop; first += queries_per_task)
+      ranges.push_back({&head, first, std::min(first + queries_per_task, stop)});
+  }
+}
+
+const void* offset(const void* base, int64_t elements, DataType type) {
+  return static_cast<const char*>(base) + elements * byte_size(type);
+}
+
+}  // namespace
+
+void run_attention(const Problem& problem, const Kernel& kernel, Threads& threads) {
+  const PackedLayout layout = packed_layout(kernel, problem.num_tokens, problem.head_dim);
+  const int64_t key_words = layout.num_blocks * kernel.key_block * layout.key_words;
+  const int64_t head_words = key_words + layout.num_blocks * layout.value_words;
+  const int64_t queries_per_task = kernel.query_block * kQueryBlocksPerTask;
+  const int64_t num_heads = problem.batch * problem.heads;
+  const int64_t group = heads_at_a_time(problem, queries_per_task, threads.count());
+  const int64_t token_stride = problem.heads * problem.head_dim;
+  const AlignedBuffer packed(group * head_words * sizeof(int32_t));
+
+  std::vector<Head> heads;
+  std::vector<QueryRange> ranges;
+  for (int64_t first = 0; first < num_heads; first += group) {
+    const int64_t count = std::min(group, num_heads - first);
+    heads.clear();
+    ranges.clear();
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t index = first + i;
+      int32_t* words = packed.as<int32_t>() + i * head_words;
+      heads.push_back({index / problem.heads,
+                       index % problem.heads,
+                       &problem.plans[problem.routes[index]],
+                       {words, words + key_words}});
+    }
+    for (const Head& head : heads) append_query_ranges(problem, head, queries_per_task, ranges);
+
+    parallel_for(threads, count * layout.num_blocks, [&](int64_t index) {
+      const Head& head = heads[index / layout.num_blocks];
+      const int64_t start =
+          (head.row * problem.num_tokens * problem.heads + head.head) * problem.head_dim;
+      const AlignedBuffer rows(kernel.key_block * layout.key_words * sizeof(int32_t));
+      kernel.pack({problem.type, offset(problem.key, start, problem.type),
+                   offset(problem.value, start, problem.type), token_stride, head.plan->key_order,
+                   problem.num_tokens, problem.head_dim, index % layout.num_blocks,
+                   rows.as<int32_t>(), head.packed});
+    });
+    parallel_for(threads, static_cast<int64_t>(ranges.size()), [&](int64_t index) {
+      const QueryRange& range = ranges[index];
+      const Head& head = *range.head;
+      const int64_t row_start = head.row * problem.num_tokens * problem.heads + head.head;
+      const int64_t start = row_start * problem.head_dim;
+      const AlignedBuffer workspace(kernel.workspace_bytes(problem.head_dim));
+      AttendTask task;
+      task.type = problem.type;
+      task.query = offset(problem.query, start, problem.type);
+      task.output = const_cast<void*>(offset(problem.output, start, problem.type));
+      task.lse = problem.lse + row_start;
+      task.token_stride = token_stride;
+      task.lse_token_stride = problem.heads;
+      task.num_tokens = problem.num_tokens;
+      task.head_dim = problem.head_dim;
+      task.absent_stop = head.plan->text_stop;
+      task.absent_first =
+          problem.valid_text == nullptr
+              ? task.absent_stop
+              : std::min<int64_t>(head.plan->text_start + problem.valid_text[head.row],
+                                  task.absent_stop);
+      task.scale = problem.scale;
+      task.plan = head.plan;
+      task.first_query = range.first;
+      task.stop_query = range.stop;
+      task.packed = head.packed;
+      kernel.attend(task, workspace.as<void>());
+    });
+  }
+}
+
+}  // namespace cinetile

@@ -1,0 +1,91 @@
+// What a kernel for one instruction set offers, and what it is given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem.h"
+
+namespace cinetile {
+
+// Values are packed in groups of this many features.
+constexpr int64_t kFeatureBlock = 16;
+constexpr size_t kAlignment = 64;
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Sizes of one head's keys and values in the layout that a kernel reads.
+struct PackedLayout {
+  int64_t key_words;    // 32-bit words of a key: its features, one or two a word
+  int64_t value_words;  // 32-bit words of the values of one block of keys
+  int64_t num_blocks;   // blocks of keys
+};
+
+// One head's keys and values, packed: rows of keys, and blocks of transposed values.
+struct PackedHead {
+  int32_t* keys = nullptr;
+  int32_t* values = nullptr;
+};
+
+struct PackTask {
+  DataType type;
+  const void* key;  // of the head, at token 0
+  const void* value;
+  int64_t token_stride;  // elements from one token to the next
+  const int32_t* order;  // null for frame-major
+  int64_t num_tokens;
+  int64_t head_dim;
+  int64_t block;        // which block of keys to pack
+  int32_t* value_rows;  // scratch for the unpacked rows of a block
+  PackedHead target;
+};
+
+struct AttendTask {
+  DataType type;
+  const void* query;  // of the head, at token 0
+  void* output;
+  float* lse;
+  int64_t token_stride;  // elements from one token of query or output to the next
+  int64_t lse_token_stride;
+  int64_t num_tokens;
+  int64_t head_dim;
+  int64_t absent_first;  // keys absent_first to absent_stop - 1 do not exist
+  int64_t absent_stop;
+  float scale;
+  const PlanTables* plan;
+  int64_t first_query;  // the task's queries, all of one query tile
+  int64_t stop_query;
+  PackedHead packed;
+};
+
+// A kernel is a table of functions compiled for one instruction set. Nothing else of such a source
+// file may be visible to the linker, lest a weaker machine gets code that it cannot run.
+struct Kernel {
+  int64_t query_block;        // queries that are computed side by side
+  int64_t key_block;          // keys whose values are packed together
+  int64_t features_per_word;  // 2 where two bfloat16 numbers share a word, else 1
+  int64_t feature_multiple;   // features are padded to whole multiples of this, with zeros
+  void (*pack)(const PackTask& task);
+  size_t (*workspace_bytes)(int64_t head_dim);
+  void (*attend)(const AttendTask& task, void* workspace);
+};
+
+// Query blocks that share one pass over the keys, so that a block of keys is read from the nearest
+// cache for all but the first of them.
+constexpr int64_t kQueryBlocksPerTask = 4;
+
+inline PackedLayout packed_layout(const Kernel& kernel, int64_t num_tokens, int64_t head_dim) {
+  const int64_t words = round_up(head_dim, kernel.feature_multiple) / kernel.features_per_word;
+  return {words, words * kernel.key_block, (num_tokens + kernel.key_block - 1) / kernel.key_block};
+}
+
+extern const Kernel kPortableKernel;
+extern const Kernel kAvx2Kernel;
+extern const Kernel kAvx512Kernel;
+extern const Kernel kAvx512Bf16Kernel;
+extern const Kernel kAmxKernel;
+extern const Kernel kAmxEmulatedKernel;
+
+}  // namespace cinetile

@@ -1,0 +1,9 @@
+// x86 with AVX2 and FMA.
+#include "streaming_attention.h"
+
+namespace cinetile {
+
+// Three vectors by four rows are twelve sums, which leaves four of the sixteen registers.
+const Kernel kAvx2Kernel = make_kernel<VectorUnit<Float32Products<8, 3, 4>>>();
+
+}  // namespace cinetile

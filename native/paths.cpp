@@ -1,0 +1,73 @@
+#include "paths.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace cinetile {
+namespace {
+
+#if defined(__x86_64__)
+
+// Asks the operating system for the state of AMX tiles, which it grants to a whole process.
+bool allow_amx_tiles() {
+#ifdef __linux__
+  constexpr long kRequestPermission = 0x1023;
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx_bf16() {
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned int kAmxBf16 = 1u << 22;
+  constexpr unsigned int kAmxTile = 1u << 24;
+  return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0 && allow_amx_tiles();
+}
+
+std::vector<Path> find_available_paths() {
+  std::vector<Path> paths;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && has_amx_bf16()) paths.push_back({"amx", &kAvx512Kernel, &kAmxKernel, true});
+  if (avx512 && __builtin_cpu_supports("avx512bf16"))
+    paths.push_back({"avx512_bf16", &kAvx512Kernel, &kAvx512Bf16Kernel, true});
+  if (avx512) {
+    paths.push_back({"avx512", &kAvx512Kernel, &kAvx512Kernel, true});
+    paths.push_back({"amx_emulated", &kAvx512Kernel, &kAmxEmulatedKernel, false});
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    paths.push_back({"avx2", &kAvx2Kernel, &kAvx2Kernel, true});
+  paths.push_back({"portable", &kPortableKernel, &kPortableKernel, true});
+  return paths;
+}
+
+#else
+
+std::vector<Path> find_available_paths() {
+  return {{"portable", &kPortableKernel, &kPortableKernel, true}};
+}
+
+#endif
+
+}  // namespace
+
+const std::vector<Path>& available_paths() {
+  static const std::vector<Path> paths = find_available_paths();
+  return paths;
+}
+
+const Path* find_path(const std::string& name) {
+  for (const Path& path : available_paths())
+    if (name == path.name) return &path;
+  return nullptr;
+}
+
+}  // namespace cinetile

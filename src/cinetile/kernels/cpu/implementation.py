@@ -1,0 +1,181 @@
+"""The CPU implementation: what it needs, its call and its gradients."""
+
+import functools
+import os
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from cinetile.kernels.base import Implementation
+from cinetile.kernels.cpu.blocks import tuned_blocks
+from cinetile.kernels.cpu.library import TARGET, load_library
+from cinetile.kernels.cpu.tables import flatten_plans
+from cinetile.kernels.xla import XlaImplementation
+from cinetile.plans import TilePlan
+
+PATH_VARIABLE = "CINETILE_CPU_PATH"
+
+_Outputs = tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]
+
+
+class CpuImplementation(Implementation):
+    """Exact block-sparse attention in C++, compiled for several kinds of processors.
+
+    Reads and writes frame-major arrays in the orders of each plan, so that no pass moves tokens.
+    Gradients are those of the portable implementation.
+
+    Args:
+        path: which code to run, one of those that `load_library` lists. By default the one that
+            the environment variable CINETILE_CPU_PATH names, or else the fastest; the variable
+            is read when a call is compiled.
+    """
+
+    name: ClassVar[str] = "cpu"
+    requirements: ClassVar[str] = "JAX on a CPU; a C++17 compiler at installation"
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+
+    @property
+    def variant(self) -> str:
+        """The code that runs here: "amx", "avx512_bf16", "avx512", "avx2" or "portable"."""
+        library = load_library()
+        if isinstance(library, str):
+            raise NotImplementedError(f"cpu: {library}")
+        return self._wanted_path or library.paths[0]
+
+    @property
+    def _wanted_path(self) -> str | None:
+        return self._path or os.environ.get(PATH_VARIABLE) or None
+
+    def unavailable(self) -> str | None:
+        if jax.default_backend() != "cpu":
+            return f"jax runs on {jax.default_backend()} here, not on a CPU"
+        library = load_library()
+        if isinstance(library, str):
+            return library
+        wanted = self._wanted_path
+        if wanted is not None and wanted not in library.paths + library.test_paths:
+            asked = "" if self._path is not None else f"{PATH_VARIABLE} asks for {wanted!r}, but "
+            return f"{asked}this processor has no {wanted!r}, only {', '.join(library.paths)}"
+        return None
+
+    def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
+        return tuned_blocks(self.variant, dtype, num_tokens)
+
+    def attend(
+        self,
+        query: Float[Array, "batch tokens heads head_dim"],
+        key: Float[Array, "batch tokens heads head_dim"],
+        value: Float[Array, "batch tokens heads head_dim"],
+        routes: Int[Array, "batch heads"] | None,
+        *,
+        plans: tuple[TilePlan, ...],
+        scale: float,
+        valid_text: Int[Array, " batch"] | None = None,
+    ) -> _Outputs:
+        return _attend(self.variant, plans, scale, query, key, value, routes, valid_text)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend(
+    path: str,
+    plans: tuple[TilePlan, ...],
+    scale: float,
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    routes: Int[Array, "batch heads"] | None,
+    valid_text: Int[Array, " batch"] | None,
+) -> _Outputs:
+    batch, tokens, heads, _ = query.shape
+    if routes is None:
+        routes = jnp.zeros((batch, heads), jnp.int32)
+    if valid_text is None:
+        valid_text = jnp.full(batch, tokens, jnp.int32)
+    return _batched_call(path, plans, scale)(query, key, value, routes, valid_text)
+
+
+def _batched_call(path: str, plans: tuple[TilePlan, ...], scale: float) -> Any:
+    """The call of the library; `jax.vmap` makes its batch longer instead of looping over it."""
+
+    @jax.custom_batching.custom_vmap
+    def call(*arrays: Array) -> Any:
+        return _call(path, plans, scale, *arrays)
+
+    @call.def_vmap
+    def _(axis_size: int, is_batched: list[bool], *arrays: Array) -> Any:
+        folded = [
+            jnp.reshape(
+                array if batched else jnp.broadcast_to(array, (axis_size, *array.shape)),
+                (-1, *array.shape[1 + batched :]),
+            )
+            for array, batched in zip(arrays, is_batched, strict=True)
+        ]
+        outputs = [output.reshape(axis_size, -1, *output.shape[1:]) for output in call(*folded)]
+        return tuple(outputs), (True, True)
+
+    return call
+
+
+def _call(
+    path: str,
+    plans: tuple[TilePlan, ...],
+    scale: float,
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+    routes: Int[Array, "batch heads"],
+    valid_text: Int[Array, " batch"],
+) -> _Outputs:
+    tables = flatten_plans(plans)
+    run = jax.ffi.ffi_call(
+        TARGET,
+        (
+            jax.ShapeDtypeStruct(query.shape, query.dtype),
+            jax.ShapeDtypeStruct(query.shape[:3], jnp.float32),
+        ),
+    )
+    output, lse = run(
+        query,
+        key,
+        value,
+        routes.astype(jnp.int32),
+        valid_text.astype(jnp.int32),
+        tables.header,
+        tables.row_starts,
+        tables.tile_kv,
+        tables.tile_kind,
+        tables.edges,
+        tables.orders,
+        scale=np.float32(scale),
+        path=path,
+    )
+    return output, lse
+
+
+def _attend_forward(
+    path: str, plans: tuple[TilePlan, ...], scale: float, *arguments: Any
+) -> tuple[_Outputs, Any]:
+    return _attend(path, plans, scale, *arguments), arguments
+
+
+def _attend_backward(
+    path: str, plans: tuple[TilePlan, ...], scale: float, arguments: Any, cotangents: Any
+) -> tuple[Any, ...]:
+    del path
+    *arrays, routes, valid_text = arguments
+
+    def portable(query: Array, key: Array, value: Array) -> Any:
+        return XlaImplementation().attend(
+            query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text
+        )
+
+    _, pull_back = jax.vjp(portable, *arrays)
+    return *pull_back(cotangents), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)

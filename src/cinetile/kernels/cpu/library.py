@@ -1,0 +1,50 @@
+"""The compiled library: finding it, what it can do here, and its name within XLA."""
+
+import ctypes
+import functools
+import importlib.util
+from dataclasses import dataclass
+
+import jax
+
+TARGET = "cinetile_attention"
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A library that is loaded, and whose kernel XLA knows as `TARGET`.
+
+    Attributes:
+        paths: ways through the kernel that this processor can run, the fastest first.
+        test_paths: further ones, which are slow and only for tests.
+    """
+
+    paths: tuple[str, ...]
+    test_paths: tuple[str, ...]
+
+
+@functools.cache
+def load_library() -> NativeLibrary | str:
+    """Loads the library on the first call; gives the reason where that cannot be done."""
+    # Where an extension module would be, though this is none: it needs no Python API.
+    spec = importlib.util.find_spec("cinetile.kernels.cpu.cinetile_native")
+    if spec is None or spec.origin is None:
+        return (
+            "its library was not built when cinetile was installed, which takes a C++17 compiler "
+            "(g++ or clang++); reinstall with one to get it"
+        )
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError as error:
+        return f"its library does not load: {error}"
+    try:
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library[TARGET]), platform="cpu")
+    except jax.errors.JaxRuntimeError as error:
+        return f"its library was built for another version of jaxlib: {error}"
+    list_paths = library.cinetile_paths
+    list_paths.restype = ctypes.c_char_p
+    names = list_paths().decode().split(",")
+    return NativeLibrary(
+        paths=tuple(name for name in names if not name.startswith("(")),
+        test_paths=tuple(name.strip("()") for name in names if name.startswith("(")),
+    )
