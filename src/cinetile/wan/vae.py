@@ -216,7 +216,7 @@ class AutoencoderKLWan(eqx.Module):
             raise ValueError(f"video's sizes must be multiples of {space}, got {height}x{width}")
         chunks = [slice(0, 1), *(slice(i, i + time) for i in range(1, frames, time))]
         shape = (batch, len(chunks), height // space, width // space, self.config.z_dim)
-        return self._run(_encode_chunk, video, chunks, tiling, (1, space), shape, progress)
+        return self._run(encode_chunk, video, chunks, tiling, (1, space), shape, progress)
 
     def decode(
         self,
@@ -245,7 +245,7 @@ class AutoencoderKLWan(eqx.Module):
         chunks = [slice(i, i + 1) for i in range(frames)]
         shape = (batch, 1 + (frames - 1) * time, height * space, width * space)
         shape = (*shape, self.config.out_channels)
-        pixels = self._run(_decode_chunk, latents, chunks, tiling, (space, 1), shape, progress)
+        pixels = self._run(decode_chunk, latents, chunks, tiling, (space, 1), shape, progress)
         return np.clip(pixels, -1.0, 1.0, out=pixels)
 
     def _run(
@@ -287,9 +287,10 @@ class AutoencoderKLWan(eqx.Module):
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _encode_chunk(
+def encode_chunk(
     inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
+    """Encodes one chunk of frames: the first one, or the four after what `kept` came from."""
     vae, x = inputs
     stream = Stream(kept)
     moments = vae.quant_conv(vae.encoder(x, stream), stream)
@@ -297,9 +298,10 @@ def _encode_chunk(
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _decode_chunk(
+def decode_chunk(
     inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
+    """Decodes one latent frame: the first one, or the one after what `kept` came from."""
     vae, x = inputs
     stream = Stream(kept)
     return vae.decoder(vae.post_quant_conv(x, stream), stream), stream.left
