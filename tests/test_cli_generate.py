@@ -28,6 +28,13 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["generate", *map(str, arguments)])
 
 
+def test_help():
+    result = invoke("--help")
+    assert result.exit_code == 0
+    examples = result.output.split("Examples:")[1].strip().splitlines()
+    assert all(line.strip().startswith("cinetile generate ") for line in examples)
+
+
 class TestVideo:
     def test_file_and_table(self, model: Path, tmp_path: Path):
         out = tmp_path / "ball.mp4"

@@ -24,6 +24,7 @@ _EXAMPLES = """\b
 Examples:
   cinetile ladder --clip sample --picture ladder.png
   cinetile plan --grid 21x45x80 --mode aligned
+  cinetile generate "a red ball rolls to the right" --out ball.mp4
 """
 
 
