@@ -12,7 +12,7 @@ namespace cinetile {
 constexpr int64_t kFeatureBlock = 16;
 constexpr size_t kAlignment = 64;
 
-inline int64_t round_up(int64_t value, int64_t multiple) {
+static inline int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
@@ -76,7 +76,8 @@ struct Kernel {
 // cache for all but the first of them.
 constexpr int64_t kQueryBlocksPerTask = 4;
 
-inline PackedLayout packed_layout(const Kernel& kernel, int64_t num_tokens, int64_t head_dim) {
+static inline PackedLayout packed_layout(const Kernel& kernel, int64_t num_tokens,
+                                         int64_t head_dim) {
   const int64_t words = round_up(head_dim, kernel.feature_multiple) / kernel.features_per_word;
   return {words, words * kernel.key_block, (num_tokens + kernel.key_block - 1) / kernel.key_block};
 }

@@ -56,7 +56,11 @@ void parallel_for(Threads& threads, int64_t num_tasks, const std::function<void(
   if (num_tasks < 1) return;
   const auto progress = std::make_shared<Progress>(num_tasks, task);
   const int64_t helpers = std::min(threads.count(), num_tasks) - 1;
-  for (int64_t i = 0; i < helpers; ++i) threads.schedule([progress] { progress->work(); });
+  try {
+    for (int64_t i = 0; i < helpers; ++i) threads.schedule([progress] { progress->work(); });
+  } catch (...) {
+    // Those that could not be asked are not needed: the caller does what is left.
+  }
   progress->work();
   progress->wait();
   if (progress->error) std::rethrow_exception(progress->error);

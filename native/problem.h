@@ -7,9 +7,11 @@
 
 namespace cinetile {
 
+// Functions in headers are static, so that no kernel shares one with code for weaker machines.
+
 enum class DataType { kFloat32, kBFloat16 };
 
-inline int64_t byte_size(DataType type) { return type == DataType::kFloat32 ? 4 : 2; }
+static inline int64_t byte_size(DataType type) { return type == DataType::kFloat32 ? 4 : 2; }
 
 // A tile plan by its tables, none of which is owned; see cinetile.plans.TilePlan.
 struct PlanTables {

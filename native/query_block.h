@@ -14,7 +14,7 @@ namespace {
 // Bump allocation inside a workspace whose size was worked out by the same calls with a null base.
 class Arena {
  public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  explicit Arena(void* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
 
   template <class T>
   T* take(int64_t count) {
@@ -25,7 +25,7 @@ class Arena {
   int64_t used() const { return used_; }
 
  private:
-  char* base_;
+  uintptr_t base_;
   int64_t used_ = 0;
 };
 
@@ -73,7 +73,10 @@ struct QueryBlock {
       low[lane] = every_key ? all : plan.low[position];
       const int32_t high = every_key ? all : plan.high[position];
       // An empty band may be given with its edges crossed.
-      span[lane] = high > low[lane] ? high - low[lane] : 0;
+      span[lane] =
+          high > low[lane]
+              ? static_cast<int32_t>(static_cast<uint32_t>(high) - static_cast<uint32_t>(low[lane]))
+              : 0;
       reference[lane] = kNoReference;
       total[lane] = 0.0f;
     }
@@ -132,7 +135,8 @@ struct QueryBlock {
       const float factor = total[lane] == 0.0f ? 0.0f : 1.0f / total[lane];
       constexpr float kLogOfTwo = 0.69314718056f;
       task.lse[index * task.lse_token_stride] =
-          total[lane] == 0.0f ? -INFINITY : (reference[lane] + std::log2(total[lane])) * kLogOfTwo;
+          total[lane] == 0.0f ? -INFINITY
+                              : (reference[lane] + __builtin_log2f(total[lane])) * kLogOfTwo;
       const float* column = output + lane;
       if (task.type == DataType::kFloat32) {
         float* target = static_cast<float*>(task.output) + index * task.token_stride;

@@ -1,4 +1,5 @@
 // The entry point for XLA, and what Python asks about the library.
+#include <exception>
 #include <new>
 #include <string>
 #include <string_view>
@@ -29,7 +30,8 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
                   ffi::Buffer<ffi::S32> row_starts, ffi::Buffer<ffi::S32> tile_kv,
                   ffi::Buffer<ffi::U8> tile_kind, ffi::Buffer<ffi::S32> edges,
                   ffi::Buffer<ffi::S32> orders, ffi::Result<ffi::AnyBuffer> output,
-                  ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale, std::string_view path_name) {
+                  ffi::Result<ffi::Buffer<ffi::F32>> lse, float scale,
+                  std::string_view path_name) try {
   const auto invalid = [](const std::string& why) {
     return ffi::Error::InvalidArgument("cinetile's cpu kernel: " + why);
   };
@@ -88,13 +90,13 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
   if (!fault.empty()) return invalid(fault);
 
   XlaThreads threads(pool);
-  try {
-    run_attention(problem, path->kernel(problem.type), threads);
-  } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "cinetile's cpu kernel: no memory for packed keys and values");
-  }
+  run_attention(problem, path->kernel(problem.type), threads);
   return ffi::Error::Success();
+} catch (const std::bad_alloc&) {  // no exception may reach XLA
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "cinetile's cpu kernel: no memory left");
+} catch (const std::exception& error) {
+  return ffi::Error(ffi::ErrorCode::kInternal,
+                    std::string("cinetile's cpu kernel: ") + error.what());
 }
 
 }  // namespace

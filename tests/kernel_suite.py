@@ -219,6 +219,18 @@ class KernelSuite:
         found = self.attend_and_lse(query, bad_key, bad_value, plan)
         self.check(found, expected_of(arrays, [plan]))
 
+    @pytest.mark.parametrize("number", [np.nan, 1e30])
+    def test_padding_beyond_the_prompt_may_hold_anything(self, number: float) -> None:
+        plan = ct.plan_tiles(ct.spatial_mask(TEXT_LAST, width=9), 16, 16)
+        query, key, value = KernelCase("", TEXT_LAST, ct.dense_mask).arrays()
+        padding = np.arange(TEXT_LAST.num_tokens) >= TEXT_LAST.num_video_tokens + 4
+        expected = self.attend_and_lse(query, key, value, plan, prompt_length=4)
+        for array in (query, key, value):
+            array[:, padding] = number
+        found = self.attend_and_lse(query, key, value, plan, prompt_length=4)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one[:, ~padding], other[:, ~padding], 1e-6, 1e-6)
+
     def test_padded_text_feels_no_real_token(self) -> None:
         """Nor any real token the padding, whose values may be anything."""
         case = find("hunyuan-padded-text")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_cases import SMALL, find
+from kernel_cases import SMALL, TEXT_LAST, find
 
 import cinetile as ct
 from cinetile.kernels import registry
@@ -91,6 +91,11 @@ class TestArrays:
     @pytest.mark.parametrize("scale", [0, -0.25])
     def test_scale_that_is_not_positive(self, scale: float) -> None:
         with pytest.raises(ValueError, match="scale must be above 0, got"):
+            self.attend(scale=scale)
+
+    @pytest.mark.parametrize("scale", [1e-46, 1e-31, 1e31, 3e38])
+    def test_scale_that_float32_cannot_carry(self, scale: float) -> None:
+        with pytest.raises(ValueError, match=r"scale must lie in \[1e-30, 1e30\], got"):
             self.attend(scale=scale)
 
     def test_scale_may_be_an_integer(self) -> None:
@@ -271,6 +276,36 @@ def more_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def attend_with(implementation: Any) -> jax.Array:
     return ct.attention(zeros(), zeros(), zeros(), PLAN, implementation=implementation)
+
+
+class TestArraysOutsideOfJit:
+    """Arrays that a jitted function closes over are known, and checked like any other."""
+
+    def test_routes(self) -> None:
+        query, key, value = (jnp.asarray(array) for array in find("ragged").arrays())
+        routes = jnp.ones((1, 1), jnp.int32)
+        found = jax.jit(lambda q: ct.attention(q, key, value, (PLAN, OTHER), routes=routes))(query)
+        np.testing.assert_array_equal(found, ct.attention(query, key, value, OTHER))
+        bad = routes + 7
+        with pytest.raises(ValueError, match=r"routes must lie in \[0, 2\)"):
+            jax.jit(lambda q: ct.attention(q, key, value, (PLAN, OTHER), routes=bad))(query)
+
+    def test_prompt_length(self) -> None:
+        plan = ct.plan_tiles(ct.spatial_mask(TEXT_LAST, width=9), 16, 16)
+        query = jnp.ones((2, TEXT_LAST.num_tokens, 1, 8))
+        lengths = jnp.array([3, 4])
+        found = jax.jit(lambda q: ct.attention(q, q, q, plan, prompt_length=lengths))(query)
+        expected = ct.attention(query, query, query, plan, prompt_length=lengths)
+        np.testing.assert_array_equal(found, expected)
+
+    @pytest.mark.parametrize("route", [2, 2**31 - 1])
+    def test_a_traced_route_out_of_range_counts_as_the_last(self, route: int) -> None:
+        query, key, value = find("ragged").arrays()
+        attend = jax.jit(
+            lambda routes: ct.attention(query, key, value, (PLAN, OTHER), routes=routes)
+        )
+        found = attend(jnp.full((1, 1), route, jnp.int32))
+        np.testing.assert_array_equal(found, ct.attention(query, key, value, OTHER))
 
 
 class TestImplementations:

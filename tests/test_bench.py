@@ -379,3 +379,46 @@ def test_machine_facts():
     assert machine.threads >= 1
     assert machine.backend
     assert machine.to_dict()["jax"] == machine.jax
+
+
+class TestOverheads:
+    def result(self, implementation: str, **options: Any) -> LadderResult:
+        fields = {"pattern": options.pop("pattern", "spatial")}
+        config = LadderConfig(
+            workload(**fields),
+            implementation=implementation,
+            repeats=2,
+            check_rows=4,
+            with_routing=True,
+            **options,
+        )
+        return run_ladder(config)
+
+    @pytest.mark.parametrize("pattern", ["spatial", "temporal", "svg-temporal"])
+    def test_routing_and_placement_are_rows(self, pattern: str) -> None:
+        result = self.result("xla", pattern=pattern, modes=("aligned",))
+        assert [row.mode for row in result.overheads] == ["routing", "placement"]
+        aligned = result.row("aligned")
+        assert aligned is not None
+        for row in result.overheads:
+            assert 0 < row.ms_min <= row.ms_median <= row.ms_max
+            assert row.share_of_aligned == pytest.approx(row.ms_median / aligned.ms_median)
+        modes = [row["mode"] for row in result.to_dict()["rows"]]
+        assert modes == ["aligned", "routing", "placement"]
+
+    def test_without_an_aligned_row_there_is_no_share(self) -> None:
+        result = self.result("xla", modes=("split",))
+        assert [row.share_of_aligned for row in result.overheads] == [None, None]
+
+    def test_a_kernel_that_reads_in_place_needs_no_placement(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("cinetile.kernels.xla.XlaImplementation.moves_tokens", False)
+        routing, placement = self.result("xla", modes=("aligned",)).overheads
+        assert routing.ms_median > 0
+        assert (placement.ms_median, placement.share_of_aligned) == (0.0, 0.0)
+        assert "in place" in placement.note
+
+    def test_they_are_there_on_request_alone(self) -> None:
+        result = run_ladder(LadderConfig(workload(), repeats=1, modes=("split",), check_rows=4))
+        assert result.overheads == ()

@@ -145,6 +145,13 @@ class TestLadder:
         assert " of " in row
         assert len(row) <= 80
 
+    def test_routing_and_placement(self):
+        result = invoke("ladder", *TINY_LADDER, "--with-routing", COLUMNS="200")
+        assert result.exit_code == 0
+        assert "besides attention" in result.stdout
+        for name in ("routing", "placement"):
+            assert f"\n {name} " in result.stdout
+
     def test_json_has_the_keys_of_the_contract(self, tmp_path):
         path = tmp_path / "ladder.json"
         result = invoke("ladder", *TINY_LADDER, "--json", str(path))

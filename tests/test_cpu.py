@@ -1,6 +1,7 @@
 """The native CPU kernel, along every path that this machine can run."""
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -37,6 +38,25 @@ class PathSuite(KernelSuite):
         if reason is not None:
             pytest.skip(reason)
         monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (forced,))
+
+    @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0x7F800001, 0xFFC001FF])
+    def test_any_nan_comes_through(self, bits: int) -> None:
+        query, key, value = find("ragged").arrays()
+        query.view(np.uint32)[0, 5, 0, 3] = bits
+        output, lse = self.attend_and_lse(query, key, value, find("ragged").plan)
+        assert np.isnan(output[0, 5]).all()
+        assert np.isnan(lse[0, 5]).all()
+        others = np.arange(query.shape[1]) != 5
+        assert np.isfinite(output[0, others]).all()
+        key.view(np.uint32)[0, 0, 0, 3] = bits  # every row keeps the first key
+        output, lse = self.attend_and_lse(query, key, value, find("ragged").plan)
+        assert np.isnan(output).all()
+        assert np.isnan(lse).all()
+
+    def test_an_empty_vmap(self) -> None:
+        empty = np.zeros((0, *find("ragged").shape), np.float32)
+        attend = functools.partial(self.attend, plan=find("ragged").plan)
+        assert jax.vmap(attend)(empty, empty, empty).shape == empty.shape
 
 
 class TestAmx(PathSuite):
@@ -98,8 +118,12 @@ def test_a_path_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_path_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATH_VARIABLE, "avx3")
     case = find("ragged")
-    with pytest.raises(NotImplementedError, match=r"CINETILE_CPU_PATH.*'avx3'.*portable"):
-        ct.attention(*case.arrays(), case.plan, implementation="cpu")
+    for implementation in (None, "cpu"):
+        with pytest.raises(ValueError, match=r"CINETILE_CPU_PATH is 'avx3'.*portable"):
+            ct.attention(*case.arrays(), case.plan, implementation=implementation)
+    status = next(one for one in ct.implementations() if one.name == "cpu")
+    assert not status.available
+    assert "avx3" in str(status)
 
 
 def test_without_the_library_the_portable_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +252,14 @@ class TestCorruptTables:
         [
             pytest.param(_set("tile_kv", 3, 3), "tile_kv names a tile beyond", id="tile"),
             pytest.param(_set("tile_kv", 0, -1), "tile_kv names a tile beyond", id="tile-below-0"),
+            pytest.param(_set("tile_kv", 1, 0), "tile_kv is not ascending", id="tile-twice"),
             pytest.param(_set("row_starts", 2, 99), "not ascending", id="row"),
             pytest.param(_set("row_starts", 2, -5), "not ascending", id="row-below-0"),
             pytest.param(_set("row_starts", 0, 1), "does not span", id="first-row"),
             pytest.param(_set("row_starts", 5, 4), "does not span|ascending", id="last-row"),
             pytest.param(_set("orders", (0, 7), 70), "token order", id="order"),
             pytest.param(_set("orders", (0, 7), -1), "token order", id="order-below-0"),
+            pytest.param(_set("orders", (0, 7), 3), "a token twice", id="order-twice"),
             pytest.param(_set("header", (0, 0), 0), "block size", id="block-q"),
             pytest.param(_set("header", (0, 1), -8), "block size", id="block-kv"),
             pytest.param(_set("header", (0, 0), 8), "query tiles", id="other-block-q"),

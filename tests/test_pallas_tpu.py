@@ -116,6 +116,11 @@ class TestPallasTpu(KernelSuite):
         with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
             super().test_prompt_length(name, lengths)
 
+    @pytest.mark.parametrize("number", [np.nan])
+    def test_padding_beyond_the_prompt_may_hold_anything(self, number: float) -> None:
+        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
+            super().test_padding_beyond_the_prompt_may_hold_anything(number)
+
     def test_prompt_length_of_routed_heads(self) -> None:
         with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
             super().test_prompt_length_of_routed_heads()

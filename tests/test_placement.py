@@ -33,14 +33,16 @@ def test_place_gathers_and_restore_inverts(case: tuple[ct.TokenGrid, ct.TokenOrd
     grid, order = case
 
     @jax.jit
-    def both(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def both(array: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         placed = place(array, order, grid, axis=0)
-        return placed, restore(placed, order, grid, axis=0)
+        there_again = place(restore(array, order, grid, axis=0), order, grid, axis=0)
+        return placed, restore(placed, order, grid, axis=0), there_again
 
     array = jnp.arange(grid.num_tokens)
-    placed, restored = both(array)
+    placed, restored, placed_again = both(array)
     np.testing.assert_array_equal(placed, order.indices(grid))
     np.testing.assert_array_equal(restored, array)
+    np.testing.assert_array_equal(placed_again, array)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2])

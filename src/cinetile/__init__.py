@@ -18,6 +18,7 @@ from cinetile.module import SparseAttention
 from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
 from cinetile.policy import DensityRule, ExpectedWork, PlanChoice, SparsityPolicy
 from cinetile.record import RoutingRecord
+from cinetile.route_table import RouteEntry, RouteTable
 from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
 
 __version__ = version("cinetile")
@@ -30,6 +31,8 @@ __all__ = [
     "Mask",
     "PlanChoice",
     "PlanStats",
+    "RouteEntry",
+    "RouteTable",
     "RoutingRecord",
     "SparseAttention",
     "SparsityPolicy",

@@ -46,6 +46,21 @@ def check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, grid: TokenGri
         )
 
 
+def check_scale(scale: float | None, head_dim: int) -> float:
+    """Returns the factor on the logits, by default one over the root of the head size.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not from 1e-30 to 1e30, beyond which float32 logits vanish or overflow.
+    """
+    if scale is None:
+        return head_dim**-0.5
+    number = _checks.positive("scale", scale)
+    if not 1e-30 <= number <= 1e30:
+        raise ValueError(f"scale must lie in [1e-30, 1e30], got {number}")
+    return number
+
+
 def check_prompt_length(
     prompt_length: int | Int[AnyArray, "*batch"] | None, batch: int, masks: Sequence[Mask]
 ) -> Int[Array, " batch"] | None:
@@ -80,10 +95,11 @@ def check_prompt_length(
         raise TypeError(f"prompt_length must be integers, got {lengths.dtype}")
     if lengths.shape not in ((), (batch,)):
         raise ValueError(f"prompt_length must have the shape {(batch,)}, got {lengths.shape}")
-    if not isinstance(lengths, jax.core.Tracer):
-        lowest, highest = int(jnp.min(lengths)), int(jnp.max(lengths))
+    if not isinstance(prompt_length, jax.core.Tracer):
+        known = np.asarray(prompt_length)  # jnp would trace it inside jit
+        lowest, highest = int(known.min()), int(known.max())
         if lowest < 0 or highest > text_tokens:
             raise ValueError(
                 f"prompt_length must lie in [0, {text_tokens}], got {lowest} to {highest}"
             )
-    return jnp.broadcast_to(jnp.clip(lengths.astype(jnp.int32), 0, text_tokens), (batch,))
+    return jnp.broadcast_to(jnp.clip(lengths, 0, text_tokens).astype(jnp.int32), (batch,))

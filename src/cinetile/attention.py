@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from cinetile import _checks
-from cinetile._arguments import AnyArray, check_arrays, check_prompt_length
+from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.padding import text_exists
 from cinetile.kernels.registry import select_implementation
 from cinetile.plans import TilePlan
 
@@ -71,7 +71,7 @@ def attention(
             for each head.
         routes: index into the plans for each head of each batch row. May be traced; then an
             index out of range counts as the nearest one in range.
-        scale: factor on the logits, above 0; `1 / sqrt(head_dim)` by default.
+        scale: factor on the logits, from 1e-30 to 1e30; `1 / sqrt(head_dim)` by default.
         implementation: None for the best that can run here, a name, or a sequence of names of
             which the first that can run is taken. See `implementations`.
         prompt_length: text tokens that are no padding, one number or one for each batch row;
@@ -92,7 +92,7 @@ def attention(
     check_arrays(query, key, value, plans[0].grid)
     batch, _, heads, head_dim = query.shape
     routes = _check_routes(routes, batch, heads, len(plans))
-    scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
+    scale = check_scale(scale, head_dim)
     valid_text = check_prompt_length(prompt_length, batch, [plan.mask for plan in plans])
     request = AttentionRequest(
         batch, heads, head_dim, str(query.dtype), plans, has_padding=valid_text is not None
@@ -114,6 +114,10 @@ def _attend(
     plans: tuple[TilePlan, ...],
     scale: float,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+    if valid_text is not None:
+        # Padding has no weight, but that alone would not silence a NaN.
+        exists = text_exists(plans[0].grid, valid_text)
+        value = jnp.where(exists[:, :, None, None], value, jnp.zeros((), value.dtype))
     return chosen.attend(query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text)
 
 
@@ -143,10 +147,11 @@ def _check_routes(
     if routes.shape != (batch, heads):
         raise ValueError(f"routes must have the shape {(batch, heads)}, got {routes.shape}")
     if not isinstance(routes, jax.core.Tracer):
-        lowest, highest = int(np.min(routes)), int(np.max(routes))
+        known = np.asarray(routes)  # its own methods would trace it inside jit
+        lowest, highest = int(known.min()), int(known.max())
         if lowest < 0 or highest >= num_plans:
             raise ValueError(
                 f"routes must lie in [0, {num_plans}) for {num_plans} plans, "
                 f"got values from {lowest} to {highest}"
             )
-    return jnp.clip(jnp.asarray(routes, jnp.int32), 0, num_plans - 1)
+    return jnp.clip(jnp.asarray(routes), 0, num_plans - 1).astype(jnp.int32)

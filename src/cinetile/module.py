@@ -145,29 +145,57 @@ class SparseAttention:
             ValueError: shapes do not fit each other or the grid, or a value is out of range.
             NotImplementedError: no implementation that was named can run this call.
         """
+        record, used = self._route(query, key, value, step, layer, rng, scale, prompt_length)
+        output = attention(
+            query,
+            key,
+            value,
+            tuple(self.planned.plans[plan] for plan in used),
+            routes=jnp.searchsorted(jnp.asarray(used), jnp.asarray(record.routes)),
+            scale=scale,
+            implementation=self.implementation,
+            prompt_length=prompt_length,
+        )
+        return (output, record) if return_record else output
+
+    attend = __call__
+
+    def route(
+        self,
+        query: Float[AnyArray, "batch tokens heads head_dim"],
+        key: Float[AnyArray, "batch tokens heads head_dim"],
+        value: Float[AnyArray, "batch tokens heads head_dim"],
+        *,
+        step: Index,
+        layer: Index,
+        rng: AnyKey,
+        scale: float | None = None,
+        prompt_length: int | Int[AnyArray, "*batch"] | None = None,
+    ) -> RoutingRecord:
+        """What a call would do, without doing it; arguments and errors as for a call."""
+        return self._route(query, key, value, step, layer, rng, scale, prompt_length)[0]
+
+    def _route(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        step: Any,
+        layer: Any,
+        rng: Any,
+        scale: float | None,
+        prompt_length: Any,
+    ) -> tuple[RoutingRecord, list[int]]:
+        """The record, and the plans that a head can have been routed to."""
         check_arrays(query, key, value, self.grid)
         step = self._index("step", step, self.num_steps)
         layer = self._index("layer", layer, self.num_layers)
         level, levels = self._levels(step, layer)
         rng = jax.random.fold_in(jax.random.fold_in(rng, step), layer)
-
         branches = [
             self._router(query, key, value, rng, one, scale, prompt_length) for one in levels
         ]
         routes, errors = jax.lax.switch(level, branches)
-        plans = sorted({plan for one in levels for plan in self.planned.levels[one] or (0,)})
-        output = attention(
-            query,
-            key,
-            value,
-            tuple(self.planned.plans[plan] for plan in plans),
-            routes=jnp.searchsorted(jnp.asarray(plans), routes),
-            scale=scale,
-            implementation=self.implementation,
-            prompt_length=prompt_length,
-        )
-        if not return_record:
-            return output
         record = RoutingRecord(
             routes,
             errors,
@@ -177,9 +205,7 @@ class SparseAttention:
             self.planned.choices,
             self.policy.patterns,
         )
-        return output, record
-
-    attend = __call__
+        return record, sorted({plan for one in levels for plan in self.planned.levels[one] or (0,)})
 
     def _index(self, name: str, value: Any, count: int | None) -> Any:
         """An int if it is known, else a traced scalar within range."""

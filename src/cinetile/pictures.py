@@ -1,4 +1,4 @@
-"""Pictures of tile plans and of ladders, as PNG files; needs matplotlib (extra `plot`)."""
+"""Pictures of tile plans, ladders and routes, as PNG files; needs matplotlib (extra `plot`)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from cinetile.bench import LadderResult, LadderRow
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.plans import TilePlan
 from cinetile.plans.picture import downsample
+from cinetile.route_table import RouteTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ _SKIPPED = "#eceff1"
 _FULL = "#0072b2"
 _MASKED = "#e69f00"
 _RIVAL = "#9aa0a6"
+_PATTERN_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 _EDGE_LINE = "#111111"
 _FAINT = "#5f6368"
 
@@ -34,6 +36,8 @@ _LEFT, _RIGHT, _GAP = 0.8, 0.25, 0.45
 _ABOVE_MAPS, _BELOW_MAPS = 1.75, 1.15
 _LEFT_OF_BARS, _BAR, _BELOW_BARS = 1.15, 0.42, 0.85
 _LEAST_WIDTH = 7.6
+_LEAST_ROUTES, _TALLEST_ROUTES, _WIDEST_ROUTES = 0.9, 8.0, 14.0
+_BELOW_ROUTES, _RIGHT_OF_ROUTES = 0.85, 1.6
 
 _MEANING = {
     "dense": "runs every tile",
@@ -99,6 +103,106 @@ def ladder_picture(
     bars_width = width - _LEFT_OF_BARS - _RIGHT
     _draw_times(canvas.axes(_LEFT_OF_BARS, maps_height, bars_width, bars_height), result)
     canvas.save(path)
+
+
+def route_picture(table: RouteTable, path: str | os.PathLike[str]) -> None:
+    """Draws where the heads went, layer by step, and below it what each pattern would cost.
+
+    In the upper map every step is as wide as it has heads, one column each. The maps below show
+    the median over heads of each pattern's error, on one logarithmic scale.
+
+    Args:
+        table: what was recorded.
+        path: the PNG file to write, whole or not at all.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    steps, layers = table.steps, table.layers
+    width = min(_WIDEST_ROUTES, max(_LEAST_WIDTH, 0.3 * len(steps)))
+    height = min(_TALLEST_ROUTES, max(_LEAST_ROUTES, 0.16 * len(layers)))
+    maps = 1 + len(table.patterns)
+    canvas = _Canvas(_LEFT + width + _RIGHT_OF_ROUTES, 0.4 + maps * (height + _BELOW_ROUTES))
+
+    def axes(index: int, title: str) -> "Axes":
+        top = 0.4 + index * (height + _BELOW_ROUTES)
+        panel = canvas.axes(_LEFT, top, width, height)
+        panel.set_title(title, fontsize=10, loc="left")
+        panel.set_ylabel("layer", fontsize=9)
+        ticks = np.unique(np.linspace(0, len(layers) - 1, 8, dtype=int))
+        panel.set_yticks(ticks, [str(layers[tick]) for tick in ticks], fontsize=8)
+        panel.set_xlabel("step", fontsize=9)
+        return panel
+
+    _draw_routes(axes(0, "routes: one column a head"), table)
+    errors = _median_errors(table)
+    known = errors[np.isfinite(errors) & (errors > 0)]
+    limits = (known.min(), known.max()) if known.size else (1e-6, 1.0)
+    for index, pattern in enumerate(table.patterns):
+        panel = axes(1 + index, f"error of {pattern}, median over heads (grey: dense or none)")
+        _draw_errors(panel, errors[..., index], limits, table)
+    canvas.save(path)
+
+
+def _draw_routes(axes: "Axes", table: RouteTable) -> None:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    names = ["dense", *table.patterns]
+    calls = table.calls()
+    heads = max(len(entries) for entries in calls.values())
+    colours = [_SKIPPED, *_PATTERN_COLOURS[: len(table.patterns)]]
+    drawn = np.full((len(table.layers), len(table.steps) * heads), np.nan)
+    for (step, layer), entries in calls.items():
+        column = table.steps.index(step) * heads
+        for offset, entry in enumerate(entries):
+            drawn[table.layers.index(layer), column + offset] = names.index(entry.choice.pattern)
+    axes.imshow(
+        drawn,
+        cmap=ListedColormap(colours),
+        vmin=-0.5,
+        vmax=len(names) - 0.5,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    ticks = np.unique(np.linspace(0, len(table.steps) - 1, 12, dtype=int))
+    places = ticks * heads + (heads - 1) / 2
+    axes.set_xticks(places, [str(table.steps[tick]) for tick in ticks], fontsize=8)
+    for edge in range(1, len(table.steps)):
+        axes.axvline(edge * heads - 0.5, color="white", linewidth=0.8)
+    handles = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8)
+
+
+def _median_errors(table: RouteTable) -> Float[np.ndarray, "layers steps patterns"]:
+    errors = np.full((len(table.layers), len(table.steps), len(table.patterns)), np.nan)
+    for (step, layer), entries in table.calls().items():
+        place = table.layers.index(layer), table.steps.index(step)
+        errors[place] = table.median_errors(entries)
+    return errors
+
+
+def _draw_errors(
+    axes: "Axes",
+    errors: Float[np.ndarray, "layers steps"],
+    limits: tuple[float, float],
+    table: RouteTable,
+) -> None:
+    from matplotlib.colors import LogNorm
+
+    low, high = limits
+    axes.set_facecolor(_SKIPPED)
+    image = axes.imshow(
+        np.where(np.isnan(errors), np.nan, np.maximum(errors, low)),
+        norm=LogNorm(low, max(high, low * 1.001)),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    ticks = np.unique(np.linspace(0, len(table.steps) - 1, 12, dtype=int))
+    axes.set_xticks(ticks, [str(table.steps[tick]) for tick in ticks], fontsize=8)
+    bar = axes.figure.colorbar(image, ax=axes, cax=axes.inset_axes((1.02, 0.0, 0.02, 1.0)))
+    bar.ax.tick_params(labelsize=8)
 
 
 class _Canvas:

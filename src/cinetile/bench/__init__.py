@@ -9,6 +9,7 @@ from cinetile.bench.ladder import (
 )
 from cinetile.bench.machine import Machine, describe_machine
 from cinetile.bench.mask_errors import MaskErrors
+from cinetile.bench.overheads import OverheadRow
 from cinetile.bench.rivals import RIVALS, RivalRow
 from cinetile.bench.sources import InputSource, load_inputs
 from cinetile.bench.timing import Progress, Timing, time_interleaved
@@ -25,6 +26,7 @@ __all__ = [
     "LadderRow",
     "Machine",
     "MaskErrors",
+    "OverheadRow",
     "Progress",
     "RivalRow",
     "Timing",

@@ -1,6 +1,5 @@
 """The ladder: dense, naive, split and aligned attention side by side in one run."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from cinetile import _checks
 from cinetile.attention import attention
 from cinetile.bench.machine import Machine, describe_machine
 from cinetile.bench.mask_errors import MaskErrors, compare_masks
+from cinetile.bench.overheads import OverheadRow, overhead_calls, overhead_rows
 from cinetile.bench.reference import (
     RoundedInputs,
     max_abs_error,
@@ -50,6 +50,7 @@ class LadderConfig:
         rivals: other libraries to measure in the same rounds: "torch-sdpa", "torch-flex".
         repeats: rounds that count.
         check_rows: query rows on which errors are measured.
+        with_routing: whether to measure routing and placement too.
     """
 
     workload: Workload
@@ -59,6 +60,7 @@ class LadderConfig:
     rivals: tuple[str, ...] = ()
     repeats: int = 3
     check_rows: int = 64
+    with_routing: bool = False
 
     def __post_init__(self) -> None:
         for mode in self.modes:
@@ -131,6 +133,7 @@ class LadderResult:
         checked_rows: query rows on which errors were measured.
         rows: one for each mode.
         rivals: one for each rival.
+        overheads: routing and placement, where they were asked for.
         mask_errors: what the masks change, for this input and for a random one.
     """
 
@@ -141,6 +144,7 @@ class LadderResult:
     checked_rows: int
     rows: tuple[LadderRow, ...]
     rivals: tuple[RivalRow, ...]
+    overheads: tuple[OverheadRow, ...]
     mask_errors: tuple[MaskErrors, ...]
 
     def row(self, mode: str) -> LadderRow | None:
@@ -155,7 +159,7 @@ class LadderResult:
             "input": self.input,
             "repeats": self.repeats,
             "checked_rows": self.checked_rows,
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": [row.to_dict() for row in (*self.rows, *self.overheads)],
             "rivals": [rival.to_dict() for rival in self.rivals],
             "mask_errors": [errors.to_dict() for errors in self.mask_errors],
         }
@@ -199,17 +203,28 @@ def measure_ladder(
 
     outputs: _SampledRows = {}
     with rivals_ready(config.rivals, rounded, workload.mask(), workload.dtype) as rivals:
-        own_calls = _calls(rounded, workload.dtype, plans, chosen.name)
+        query, key, value = (
+            jnp.asarray(array, workload.dtype)
+            for array in (rounded.query, rounded.key, rounded.value)
+        )
+        own_calls = {
+            mode: _call(query, key, value, plan, chosen.name) for mode, plan in plans.items()
+        }
         readers = dict.fromkeys(own_calls, _read_rows) | {r.name: r.rows for r in rivals}
+        overheads: dict[str, Callable[[], Any]] = {}
+        if config.with_routing:
+            overheads = overhead_calls(workload, chosen, query, key, value)
 
         def examine(name: str, output: Any) -> None:
+            if name in overheads:
+                return
             sampled = readers[name](output, rows)
             if not np.isfinite(sampled).all():
                 raise RuntimeError(f"{name} gave an output that is not finite")
             outputs[name] = sampled
 
         timings = time_interleaved(
-            own_calls | {rival.name: rival.run for rival in rivals},
+            own_calls | overheads | {rival.name: rival.run for rival in rivals},
             config.repeats,
             examine=examine,
             progress=progress,
@@ -254,22 +269,17 @@ def measure_ladder(
             )
             for rival in rivals
         ),
+        overheads=overhead_rows(chosen, timings) if config.with_routing else (),
         mask_errors=tuple(mask_errors),
     )
 
 
-def _calls(
-    inputs: RoundedInputs, dtype: str, plans: dict[str, TilePlan], implementation: str
-) -> dict[str, Callable[[], jax.Array]]:
-    query, key, value = (
-        jnp.asarray(array, dtype) for array in (inputs.query, inputs.key, inputs.value)
-    )
-
-    def call(plan: TilePlan) -> jax.Array:
-        output = attention(query, key, value, plan, implementation=implementation)
-        return output.block_until_ready()
-
-    return {mode: functools.partial(call, plan) for mode, plan in plans.items()}
+def _call(
+    query: jax.Array, key: jax.Array, value: jax.Array, plan: TilePlan, implementation: str
+) -> Callable[[], jax.Array]:
+    return lambda: attention(
+        query, key, value, plan, implementation=implementation
+    ).block_until_ready()
 
 
 def _read_rows(

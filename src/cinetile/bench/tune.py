@@ -30,6 +30,11 @@ class TuneConfig:
         block_kv: candidates for the keys in a tile.
         implementation: name of the kernel; None for the best that can run here.
         repeats: rounds that count.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the implementation is unknown.
+        NotImplementedError: the implementation cannot run on this machine.
     """
 
     workload: Workload
@@ -48,6 +53,7 @@ class TuneConfig:
             unique = tuple(dict.fromkeys(_checks.integer(name, one, minimum=1) for one in sizes))
             object.__setattr__(self, name, unique)
         _checks.integer("repeats", self.repeats, minimum=1)
+        select_implementation(self.implementation, None)
 
     def plans(self) -> dict[str, TilePlan]:
         """The plan of every pair of sizes, by its name."""

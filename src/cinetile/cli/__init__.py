@@ -7,6 +7,7 @@ from cinetile.cli.generate import generate_command
 from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
 from cinetile.cli.plan import plan_command
+from cinetile.cli.route import route_command
 from cinetile.cli.tpu import tpu_command
 from cinetile.cli.tune import tune_command
 
@@ -14,6 +15,7 @@ from cinetile.cli.tune import tune_command
 _COMMANDS: tuple[click.Command, ...] = (
     ladder_command,
     plan_command,
+    route_command,
     tune_command,
     tpu_command,
     generate_command,

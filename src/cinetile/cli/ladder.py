@@ -65,6 +65,11 @@ _measurement_options = stacked(
         show_default=True,
         help="Query rows that are checked against the float64 reference.",
     ),
+    click.option(
+        "--with-routing",
+        is_flag=True,
+        help="Also measure what a routed layer adds: routing of the heads, and placement.",
+    ),
     click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]"),
 )
 
@@ -73,6 +78,7 @@ Examples:
   cinetile ladder --grid 21x20x20 --heads 2
   cinetile ladder --video 81x720x1280 --clip sample --picture ladder.png
   cinetile ladder --grid 21x20x20 --rivals torch-sdpa,torch-flex --json result.json
+  cinetile ladder --grid 21x20x20 --heads 2 --with-routing
   cinetile ladder --grid 21x30x52 --qkv layer20.safetensors --json -
 """
 
@@ -102,6 +108,7 @@ def ladder_command(
     implementation: str | None,
     repeats: int,
     check_rows: int,
+    with_routing: bool,
     threads: int | None,
     picture: Path | None,
     json_target: str | Path | None,
@@ -122,7 +129,14 @@ def ladder_command(
                 shape[name] = size
         workload = make_workload(**shape)
         config = LadderConfig(
-            workload, _source(qkv, clip, seed), modes, implementation, rivals, repeats, check_rows
+            workload,
+            _source(qkv, clip, seed),
+            modes,
+            implementation,
+            rivals,
+            repeats,
+            check_rows,
+            with_routing,
         )
         if threads is not None:
             restrict_threads(threads)

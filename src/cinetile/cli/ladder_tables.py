@@ -17,6 +17,8 @@ def print_ladder(console: Console, result: LadderResult) -> None:
     """Prints what was measured, on what, and what it means."""
     console.print(_circumstances(result))
     console.print(_measurements_that_fit(result, console))
+    if result.overheads:
+        console.print(_overheads(result))
     console.print(summarise(result))
     console.print()
     console.print(_mask_errors(result))
@@ -66,6 +68,16 @@ def _measurements(result: LadderResult, *, without: tuple[str, ...]) -> Table:
     for row, cell in cells:
         name, style = (row.mode, None) if isinstance(row, LadderRow) else (row.name, "dim")
         table.add_row(name, *(cell[column] for column in columns), style=style)
+    return table
+
+
+def _overheads(result: LadderResult) -> Table:
+    table = numbers("besides attention", "time", "min to max", "of aligned")
+    table.add_column("")
+    for row in result.overheads:
+        share = "-" if row.share_of_aligned is None else percent(row.share_of_aligned)
+        spread = f"{milliseconds(row.ms_min)} to {milliseconds(row.ms_max)}"
+        table.add_row(row.mode, milliseconds(row.ms_median), spread, share, row.note)
     return table
 
 

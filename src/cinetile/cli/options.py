@@ -151,7 +151,7 @@ implementation_option = click.option(
     help="Kernel to run; see `cinetile implementations`.  [default: the best that can run here]",
 )
 
-shape_options = stacked(
+grid_options = stacked(
     click.option(
         "--video",
         metavar="FxHxW",
@@ -164,6 +164,10 @@ shape_options = stacked(
         type=SizesType("FRAMESxHEIGHTxWIDTH"),
         help="The latent token grid itself, as in 21x45x80.",
     ),
+)
+
+shape_options = stacked(
+    grid_options,
     click.option(
         "--density",
         type=float,
@@ -206,6 +210,18 @@ workload_options = stacked(
 )
 
 
+def make_grid(video: tuple[int, int, int] | None, grid: tuple[int, int, int] | None) -> TokenGrid:
+    """The token grid of --video or --grid; of the default video where neither was given.
+
+    Raises:
+        click.UsageError: both were given.
+        ValueError: a size is out of range.
+    """
+    if video is not None and grid is not None:
+        raise click.UsageError("--video and --grid exclude each other")
+    return TokenGrid.from_video(*(video or DEFAULT_VIDEO)) if grid is None else TokenGrid(*grid)
+
+
 def make_workload(
     *,
     video: tuple[int, int, int] | None,
@@ -228,11 +244,9 @@ def make_workload(
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
     """
-    if video is not None and grid is not None:
-        raise click.UsageError("--video and --grid exclude each other")
+    tokens = make_grid(video, grid)
     if density is not None and width is not None:
         raise click.UsageError("--density and --width exclude each other")
     if density is None and width is None:
         density = DEFAULT_DENSITY
-    tokens = TokenGrid.from_video(*(video or DEFAULT_VIDEO)) if grid is None else TokenGrid(*grid)
     return Workload(tokens, density=density, width=width, **fields)

@@ -7,6 +7,15 @@ inputs whose attention follows the picture, without a model or a download.
 from cinetile.inputs.arrays import Inputs, random_inputs
 from cinetile.inputs.clip import clip_inputs
 from cinetile.inputs.files import load_qkv
+from cinetile.inputs.stacks import SavedCall, find_calls
 from cinetile.inputs.video import sample_clip
 
-__all__ = ["Inputs", "clip_inputs", "load_qkv", "random_inputs", "sample_clip"]
+__all__ = [
+    "Inputs",
+    "SavedCall",
+    "clip_inputs",
+    "find_calls",
+    "load_qkv",
+    "random_inputs",
+    "sample_clip",
+]

@@ -43,6 +43,9 @@ class Implementation(abc.ABC):
     automatic: ClassVar[bool] = True
     """Whether it may be chosen where the caller names none."""
 
+    moves_tokens: ClassVar[bool] = True
+    """Whether it moves tokens to a plan's orders and back in passes of their own."""
+
     @property
     def variant(self) -> str:
         """Which of its code paths runs here; its name where there is but one."""
@@ -50,7 +53,11 @@ class Implementation(abc.ABC):
 
     @abc.abstractmethod
     def unavailable(self) -> str | None:
-        """Why it cannot run on this machine at all; None if it can."""
+        """Why it cannot run on this machine at all; None if it can.
+
+        Raises:
+            ValueError: a setting that is its own alone is wrong.
+        """
 
     def unsupported(self, request: AttentionRequest) -> str | None:
         """Why it cannot take this call; None if it can."""

@@ -49,7 +49,10 @@ def implementations() -> tuple[ImplementationStatus, ...]:
     """Lists all implementations in order of preference, and why some cannot run here."""
     statuses = []
     for implementation in _IMPLEMENTATIONS:
-        reason = implementation.unavailable()
+        try:
+            reason = implementation.unavailable()
+        except ValueError as error:
+            reason = str(error)
         statuses.append(
             ImplementationStatus(
                 implementation.name,

@@ -13,6 +13,7 @@ from cinetile.plans import ROUNDINGS
 from cinetile.policy import files
 from cinetile.policy.intervals import Interval, contains, interval, intervals
 from cinetile.policy.presets import PRESETS
+from cinetile.policy.work import ExpectedWork
 
 PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
 POLICY_MODES: tuple[str, ...] = ("split", "aligned")
@@ -249,7 +250,7 @@ class SparsityPolicy:
         num_layers: int,
         high_noise_steps: int | None = None,
         implementation: str | None = None,
-    ) -> Any:
+    ) -> ExpectedWork:
         """What share of a run's attention work the policy saves; see `ExpectedWork`.
 
         Args:
@@ -260,7 +261,8 @@ class SparsityPolicy:
                 models without experts.
             implementation: the tiles are those that suit it; see `attention`.
         """
-        from cinetile.policy.work import expected_work
+        # It plans, and plans are made from policies.
+        from cinetile.policy.saving import expected_work
 
         return expected_work(self, grid, num_steps, num_layers, high_noise_steps, implementation)
 

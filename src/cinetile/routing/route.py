@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from cinetile import _checks
-from cinetile._arguments import AnyArray, check_arrays, check_prompt_length
+from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.grid import TokenGrid
 from cinetile.kernels.padding import text_exists
 from cinetile.masks import Mask
@@ -79,7 +79,7 @@ def route_heads(
     batch, _, _, head_dim = query.shape
     bare = [one.mask if isinstance(one, TilePlan) else one for one in masks]
     valid_text = check_prompt_length(prompt_length, batch, bare)
-    scale = head_dim**-0.5 if scale is None else _checks.positive("scale", scale)
+    scale = check_scale(scale, head_dim)
     rows = sample_rows(grid, num_samples, rng, first_tokens) if rows is None else _rows(rows, grid)
     arrays = (jax.lax.stop_gradient(jnp.asarray(array)) for array in (query, key, value))
     return _route(*arrays, rows, valid_text, masks, scale)
@@ -149,7 +149,7 @@ def _rows(rows: Int[AnyArray, " rows"], grid: TokenGrid) -> Int[Array, " rows"]:
     if rows.ndim != 1 or rows.size == 0:
         raise ValueError(f"rows must be a list of at least one position, got shape {rows.shape}")
     if not isinstance(rows, jax.core.Tracer):
-        lowest, highest = int(np.min(rows)), int(np.max(rows))
+        lowest, highest = int(np.asarray(rows).min()), int(np.asarray(rows).max())
         if lowest < 0 or highest >= grid.num_tokens:
             raise ValueError(f"rows must lie in [0, {grid.num_tokens}), got {lowest} to {highest}")
     return jnp.clip(jnp.asarray(rows, jnp.int32), 0, grid.num_tokens - 1)

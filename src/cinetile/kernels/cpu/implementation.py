@@ -13,12 +13,10 @@ from cinetile.kernels.base import Implementation
 from cinetile.kernels.cpu.blocks import tuned_blocks
 from cinetile.kernels.cpu.library import TARGET, load_library
 from cinetile.kernels.cpu.tables import flatten_plans
-from cinetile.kernels.xla import XlaImplementation
+from cinetile.kernels.portable_gradients import Outputs, attend_with_portable_gradients
 from cinetile.plans import TilePlan
 
 PATH_VARIABLE = "CINETILE_CPU_PATH"
-
-_Outputs = tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]
 
 
 class CpuImplementation(Implementation):
@@ -34,6 +32,7 @@ class CpuImplementation(Implementation):
     """
 
     name: ClassVar[str] = "cpu"
+    moves_tokens: ClassVar[bool] = False
     requirements: ClassVar[str] = "JAX on a CPU; a C++17 compiler at installation"
 
     def __init__(self, path: str | None = None) -> None:
@@ -58,10 +57,13 @@ class CpuImplementation(Implementation):
         if isinstance(library, str):
             return library
         wanted = self._wanted_path
-        if wanted is not None and wanted not in library.paths + library.test_paths:
-            asked = "" if self._path is not None else f"{PATH_VARIABLE} asks for {wanted!r}, but "
-            return f"{asked}this processor has no {wanted!r}, only {', '.join(library.paths)}"
-        return None
+        if wanted is None or wanted in library.paths + library.test_paths:
+            return None
+        paths = f"this processor has no path {wanted!r}, only {', '.join(library.paths)}"
+        if self._path is None:
+            # Another kernel instead of the one that was asked for would mislead.
+            raise ValueError(f"{PATH_VARIABLE} is {wanted!r}, but {paths}")
+        return paths
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
         return tuned_blocks(self.variant, dtype, num_tokens)
@@ -76,11 +78,13 @@ class CpuImplementation(Implementation):
         plans: tuple[TilePlan, ...],
         scale: float,
         valid_text: Int[Array, " batch"] | None = None,
-    ) -> _Outputs:
-        return _attend(self.variant, plans, scale, query, key, value, routes, valid_text)
+    ) -> Outputs:
+        forward = functools.partial(_attend, self.variant, plans, scale)
+        return attend_with_portable_gradients(
+            forward, plans, scale, query, key, value, routes, valid_text
+        )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
     path: str,
     plans: tuple[TilePlan, ...],
@@ -90,7 +94,7 @@ def _attend(
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
     valid_text: Int[Array, " batch"] | None,
-) -> _Outputs:
+) -> Outputs:
     batch, tokens, heads, _ = query.shape
     if routes is None:
         routes = jnp.zeros((batch, heads), jnp.int32)
@@ -111,11 +115,14 @@ def _batched_call(path: str, plans: tuple[TilePlan, ...], scale: float) -> Any:
         folded = [
             jnp.reshape(
                 array if batched else jnp.broadcast_to(array, (axis_size, *array.shape)),
-                (-1, *array.shape[1 + batched :]),
+                (axis_size * array.shape[batched], *array.shape[1 + batched :]),
             )
             for array, batched in zip(arrays, is_batched, strict=True)
         ]
-        outputs = [output.reshape(axis_size, -1, *output.shape[1:]) for output in call(*folded)]
+        outputs = [
+            output.reshape(axis_size, arrays[0].shape[is_batched[0]], *output.shape[1:])
+            for output in call(*folded)
+        ]
         return tuple(outputs), (True, True)
 
     return call
@@ -130,7 +137,7 @@ def _call(
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"],
     valid_text: Int[Array, " batch"],
-) -> _Outputs:
+) -> Outputs:
     tables = flatten_plans(plans)
     run = jax.ffi.ffi_call(
         TARGET,
@@ -155,27 +162,3 @@ def _call(
         path=path,
     )
     return output, lse
-
-
-def _attend_forward(
-    path: str, plans: tuple[TilePlan, ...], scale: float, *arguments: Any
-) -> tuple[_Outputs, Any]:
-    return _attend(path, plans, scale, *arguments), arguments
-
-
-def _attend_backward(
-    path: str, plans: tuple[TilePlan, ...], scale: float, arguments: Any, cotangents: Any
-) -> tuple[Any, ...]:
-    del path
-    *arrays, routes, valid_text = arguments
-
-    def portable(query: Array, key: Array, value: Array) -> Any:
-        return XlaImplementation().attend(
-            query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text
-        )
-
-    _, pull_back = jax.vjp(portable, *arrays)
-    return *pull_back(cotangents), None, None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)

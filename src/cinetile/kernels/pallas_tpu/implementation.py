@@ -17,7 +17,7 @@ from cinetile.kernels.pallas_tpu.guard import RECENTRE, is_safe, row_bounds
 from cinetile.kernels.pallas_tpu.placement import move_heads
 from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import MAX_TILES, step_tables
-from cinetile.kernels.xla import XlaImplementation
+from cinetile.kernels.portable_gradients import attend_with_portable_gradients
 from cinetile.placement import place, restore
 from cinetile.plans import TilePlan
 
@@ -94,10 +94,10 @@ class PallasTpuImplementation(Implementation):
         scale: float,
         valid_text: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
-        del valid_text  # not supported
-        if routes is None:
-            routes = jnp.zeros((query.shape[0], query.shape[2]), jnp.int32)
-        return _attend(self, plans, scale, query, key, value, routes)
+        forward = functools.partial(_attend, self, plans, scale)
+        return attend_with_portable_gradients(
+            forward, plans, scale, query, key, value, routes, valid_text
+        )
 
 
 class PallasTpuTwoKernels(PallasTpuImplementation):
@@ -111,7 +111,6 @@ class PallasTpuTwoKernels(PallasTpuImplementation):
     parts: ClassVar[tuple[Part, ...]] = ("full", "masked")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attend(
     implementation: PallasTpuImplementation,
     plans: tuple[TilePlan, ...],
@@ -119,9 +118,13 @@ def _attend(
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
-    routes: Int[Array, "batch heads"],
+    routes: Int[Array, "batch heads"] | None,
+    valid_text: None,  # not supported
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+    del valid_text
     batch, tokens, heads, head_dim = query.shape
+    if routes is None:
+        routes = jnp.zeros((batch, heads), jnp.int32)
     flat_routes, grid = routes.reshape(-1), plans[0].grid
     query_orders = [plan.mask.query_order for plan in plans]
     key_orders = [plan.mask.key_order for plan in plans]
@@ -150,35 +153,6 @@ def _attend(
         output.reshape(batch, heads, tokens, head_dim).swapaxes(1, 2),
         lse.reshape(batch, heads, tokens).swapaxes(1, 2),
     )
-
-
-def _attend_forward(
-    implementation: PallasTpuImplementation,
-    plans: tuple[TilePlan, ...],
-    scale: float,
-    *arguments: Array,
-) -> tuple[Any, Any]:
-    return _attend(implementation, plans, scale, *arguments), arguments
-
-
-def _attend_backward(
-    implementation: PallasTpuImplementation,
-    plans: tuple[TilePlan, ...],
-    scale: float,
-    arguments: tuple[Array, ...],
-    cotangents: Any,
-) -> tuple[Any, ...]:
-    del implementation
-    *arrays, routes = arguments
-
-    def portable(query: Array, key: Array, value: Array) -> Any:
-        return XlaImplementation().attend(query, key, value, routes, plans=plans, scale=scale)
-
-    _, pull_back = jax.vjp(portable, *arrays)
-    return *pull_back(cotangents), None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _attend_part(
