@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-sanitized tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-parity test-sanitized tpu-aot lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -24,6 +24,9 @@ test: $(VENV)/.dev  ## the test suite
 
 test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
+
+test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffusers of today
+	$(BIN)/python -m pytest -n 0 tests/parity
 
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
@@ -67,7 +70,7 @@ $(SANITIZED)/.ready: $(INSTALL_INPUTS)
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) $(INSTALL_PACKAGE) '.[plot,video]'
+	$(PIP) $(INSTALL_PACKAGE) '.[plot,video,wan]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
@@ -76,6 +79,10 @@ $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)
 	$(PIP) $(INSTALL_PACKAGE) '.[docs]'
+	@touch $@
+
+$(VENV)/.parity: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) $(INSTALL_PACKAGE) '.[parity]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/bin/python $(INSTALL_INPUTS)

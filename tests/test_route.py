@@ -258,7 +258,7 @@ class TestCommand:
             (["--clip", "sample", "x.npz"], "give either FILES or --clip"),
             (["x.npz", "--heads", "2"], "--heads and --head-dim are for --clip"),
             (["missing.npz", "--density", "2"], "density must lie in (0, 1]"),
-            (["missing.npz", "--policy", "bold.toml"], "path must end in .json"),
+            (["missing.npz", "--policy", "bold.toml"], "--policy must be one of"),
             (["missing.npz", "--policy", "moderate"], "num_steps and num_layers must be given"),
             (["missing.npz", "--patterns", "x"], "must hold names of spatial"),
         ],

@@ -3,6 +3,7 @@
 import click
 
 from cinetile.cli.errors import ErrorMappingGroup
+from cinetile.cli.generate import generate_command
 from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
 from cinetile.cli.plan import plan_command
@@ -17,6 +18,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     route_command,
     tune_command,
     tpu_command,
+    generate_command,
     implementations_command,
 )
 
@@ -24,6 +26,7 @@ _EXAMPLES = """\b
 Examples:
   cinetile ladder --clip sample --picture ladder.png
   cinetile plan --grid 21x45x80 --mode aligned
+  cinetile generate "a red ball rolls to the right" --out ball.mp4
 """
 
 

@@ -11,6 +11,7 @@ import click
 from cinetile.bench import DTYPES, PATTERNS, Workload
 from cinetile.grid import TokenGrid
 from cinetile.plans import ROUNDINGS
+from cinetile.policy import PRESETS, SparsityPolicy
 
 DEFAULT_VIDEO = (81, 720, 1280)
 DEFAULT_DENSITY = 0.35
@@ -115,6 +116,27 @@ def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
         return command
 
     return decorate
+
+
+policy_option = click.option(
+    "--policy",
+    metavar="NAME|FILE",
+    help=f"Where self-attention is sparse: {', '.join(PRESETS)}, or a file that "
+    "`SparsityPolicy.to_file` wrote.  [default: nowhere]",
+)
+
+
+def read_policy(value: str) -> SparsityPolicy:
+    """The policy that --policy names.
+
+    Raises:
+        ValueError: it is no preset and no file, or the file holds no policy.
+    """
+    if value in PRESETS:
+        return SparsityPolicy.preset(value)
+    if not Path(value).is_file():
+        raise ValueError(f"--policy must be one of {', '.join(PRESETS)} or a file, got {value!r}")
+    return SparsityPolicy.from_file(value)
 
 
 json_option = click.option(

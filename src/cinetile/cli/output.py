@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ def stdout_console() -> Console:
 def tell_written(path: str | Path) -> None:
     """Says on stderr that a file was written."""
     click.echo(f"wrote {path}", err=True)
+
+
+@contextlib.contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Prints the library's warnings as lines of their own, without places in code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
+        yield
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Table:

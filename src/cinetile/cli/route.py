@@ -24,6 +24,7 @@ from cinetile.cli.options import (
     implementation_option,
     json_option,
     make_grid,
+    read_policy,
     stacked,
 )
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report, tell_written
@@ -188,10 +189,8 @@ def route_command(
 def _policy(name: str | None, settings: dict[str, Any]) -> SparsityPolicy:
     if name is None:
         policy = SparsityPolicy(DEFAULT_DENSITY, dense_steps=(), dense_layers=())
-    elif name in PRESETS:
-        policy = SparsityPolicy.preset(name)
     else:
-        policy = SparsityPolicy.from_file(name)
+        policy = read_policy(name)
     given = {name: value for name, value in settings.items() if value is not None}
     if policy.rules and "density" in given:
         raise ValueError(f"density has no say over the rules of the policy {name!r}; edit a copy")

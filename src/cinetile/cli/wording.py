@@ -7,6 +7,12 @@ def milliseconds(value: float) -> str:
     return f"{value:,.{decimals}f} ms"
 
 
+def seconds(value: float) -> str:
+    """A time with about three digits: `0.081 s`, `4.72 s`, `312 s`."""
+    decimals = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{decimals}f} s"
+
+
 def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 

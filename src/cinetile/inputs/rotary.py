@@ -12,13 +12,13 @@ def axis_dims(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * spatial, spatial, spatial
 
 
-def axis_frequencies(axis_dim: int) -> Float[np.ndarray, " pairs"]:
+def axis_frequencies(axis_dim: int, theta: float = _THETA) -> Float[np.ndarray, " pairs"]:
     """Returns the angle per position of every channel pair of an axis, in radians."""
-    return _THETA ** (-np.arange(0, axis_dim, 2) / axis_dim)
+    return theta ** (-np.arange(0, axis_dim, 2) / axis_dim)
 
 
 def rotary_tables(
-    frames: int, height: int, width: int, head_dim: int
+    frames: int, height: int, width: int, head_dim: int, theta: float = _THETA
 ) -> tuple[Float[np.ndarray, "tokens pairs"], Float[np.ndarray, "tokens pairs"]]:
     """Returns the cosine and sine of every channel pair's angle, for frame-major tokens.
 
@@ -27,11 +27,12 @@ def rotary_tables(
         height: Rows of tokens of a frame.
         width: Columns of tokens of a frame.
         head_dim: Channels of a head, even.
+        theta: Ratio of the fastest and the slowest rotation; Wan's by default.
     """
     positions = np.indices((frames, height, width)).reshape(3, -1)
     angles = np.concatenate(
         [
-            np.outer(position, axis_frequencies(axis_dim))
+            np.outer(position, axis_frequencies(axis_dim, theta))
             for position, axis_dim in zip(positions, axis_dims(head_dim), strict=True)
         ],
         axis=1,

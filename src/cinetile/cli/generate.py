@@ -1,0 +1,206 @@
+"""`cinetile generate`: from a prompt to a video file."""
+
+import dataclasses
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+import cinetile
+from cinetile.bench.machine import describe_machine
+from cinetile.cli.errors import argument_errors
+from cinetile.cli.options import (
+    OutputType,
+    implementation_option,
+    json_option,
+    policy_option,
+    read_policy,
+    stacked,
+)
+from cinetile.cli.output import (
+    facts,
+    progress_on_stderr,
+    report,
+    tell_written,
+    warnings_on_stderr,
+)
+from cinetile.cli.threads import restrict_threads
+from cinetile.cli.wording import percent, seconds
+
+if TYPE_CHECKING:
+    from cinetile.wan import WanPipeline
+
+model_options = stacked(
+    click.option(
+        "--model",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Folder in diffusers' layout.  [default: the small checkpoint that ships with this]",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(("float32", "bfloat16")),
+        help="Dtype to compute in.  [default: as the weights are stored]",
+    ),
+)
+
+_prompt_options = stacked(
+    click.option("--negative-prompt", metavar="TEXT", help="What guidance leads away from."),
+    click.option("--steps", type=int, help="Denoising steps.  [default: the model's]"),
+    click.option(
+        "--guidance-scale",
+        type=float,
+        help="Weight of the prompt against the negative one; 1 for none.  [default: the model's]",
+    ),
+    click.option(
+        "--guidance-scale-2", type=float, help="The same for Wan 2.2's expert at low noise."
+    ),
+    click.option("--flow-shift", type=float, help="Of the noise levels.  [default: the model's]"),
+    click.option("--height", type=int, help="Pixels.  [default: the model's]"),
+    click.option("--width", type=int, help="Pixels.  [default: the model's]"),
+    click.option("--num-frames", type=int, help="Frames.  [default: the model's]"),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the noise."),
+)
+
+_EXAMPLES = """\b
+Examples:
+  cinetile generate "a red ball rolls to the right" --out ball.mp4
+  cinetile generate "a cat" --model Wan2.1-T2V-1.3B-Diffusers --dtype bfloat16 --out cat.mp4
+"""
+
+
+@click.command("generate", epilog=_EXAMPLES, short_help="Make a video from a prompt.")
+@click.argument("prompt")
+@click.option(
+    "--out", metavar="MP4", type=OutputType(".mp4"), required=True, help="Video file to write."
+)
+@model_options
+@_prompt_options
+@click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
+@policy_option
+@implementation_option
+@click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
+@json_option
+def generate_command(
+    *,
+    prompt: str,
+    out: Path,
+    model: Path | None,
+    dtype: str | None,
+    flow_shift: float | None,
+    negative_prompt: str | None,
+    steps: int | None,
+    seed: int,
+    fps: int | None,
+    policy: str | None,
+    implementation: str | None,
+    threads: int | None,
+    json_target: str | Path | None,
+    **sizes: Any,
+) -> None:
+    """Make a video from PROMPT with Wan, text to video.
+
+    Everything is checked before any weight is read. Ctrl-C stops and leaves no file.
+    """
+    from cinetile import _checks
+    from cinetile.inputs.video import require_av
+    from cinetile.video import write_video
+
+    require_av()
+    with warnings_on_stderr(), argument_errors():
+        if threads is not None:
+            restrict_threads(threads)
+        _checks.integer("seed", seed, minimum=0)
+        pipe = open_pipeline(model, dtype, flow_shift)
+        fps = _checks.integer("fps", pipe.defaults.fps if fps is None else fps, minimum=1)
+        plan = pipe.check_inputs(prompt, negative_prompt, num_inference_steps=steps, **sizes)
+        sparse = None if policy is None else read_policy(policy)
+        attentions = pipe.attentions(plan, sparse, implementation)
+    arguments = dict(sizes) | {
+        name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
+    }
+    started = time.perf_counter()
+    with progress_on_stderr() as progress:
+        output = pipe(
+            prompt,
+            negative_prompt,
+            num_inference_steps=steps,
+            seed=seed,
+            attention=attentions[0],
+            attention_2=attentions[1],
+            return_records=sparse is not None,
+            progress=progress,
+            **arguments,
+        )
+    elapsed = time.perf_counter() - started
+    write_video(out, np.asarray(output.frames[0]), fps=fps)
+
+    size = dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens}
+    document = {
+        "cinetile": cinetile.__version__,
+        "machine": dataclasses.asdict(describe_machine()),
+        "out": str(out),
+        "model": None if model is None else str(model),
+        "dtype": pipe.dtype,
+        "prompt": prompt,
+        "negative_prompt": negative_prompt,
+        "size": size,
+        "steps": len(output.step_seconds),
+        "guidance_scales": list(plan.guidance_scales),
+        "seed": seed,
+        "policy": None if sparse is None else sparse.to_dict(),
+        "head_calls": None if sparse is None else _count_routes(output.records),
+        "seconds": dict(output.seconds) | {"all": elapsed},
+        "step_seconds": list(output.step_seconds),
+    }
+    report(document, json_target, lambda console: _print(console, document))
+    tell_written(out)
+
+
+def open_pipeline(model: Path | None, dtype: str | None, flow_shift: float | None) -> "WanPipeline":
+    """Opens the pipeline that the options of a command name, without reading weights."""
+    from cinetile.wan import WanPipeline, small_checkpoint
+
+    pipe = WanPipeline.from_pretrained(
+        small_checkpoint() if model is None else model, dtype=dtype, keep_text_encoder=False
+    )
+    if flow_shift is not None:
+        pipe.scheduler = pipe.scheduler.with_shift(flow_shift)
+    return pipe
+
+
+def _count_routes(records: Any) -> dict[str, int]:
+    """How often a head of a layer was dense or had a pattern, over all steps."""
+    counts: Counter[str] = Counter()
+    for record in (one for pair in records for one in pair if one is not None):
+        routes = np.asarray(record.routes)
+        for index, choice in enumerate(record.choices):
+            counts[choice.pattern] += int(np.count_nonzero(routes == index))
+    return dict(counts)
+
+
+def _print(console: Console, document: dict[str, Any]) -> None:
+    size, times = document["size"], document["seconds"]
+    steps, calls = document["step_seconds"], document["head_calls"]
+    attention = "dense"
+    if calls is not None:
+        shares = (f"{percent(n / sum(calls.values()))} {name}" for name, n in calls.items())
+        attention = f"sparse; of the heads' calls {', '.join(shares)}"
+    console.print(
+        facts(
+            [
+                ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
+                ("tokens", f"{size['tokens']:,}"),
+                ("attention", attention),
+                ("steps", f"{len(steps)}, the last one took {seconds(steps[-1])}"),
+                ("prompt", seconds(times["prompt"])),
+                ("denoising", seconds(times["denoising"])),
+                ("decoding", seconds(times["decoding"])),
+                ("in all", seconds(times["all"])),
+            ]
+        )
+    )
