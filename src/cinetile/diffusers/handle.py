@@ -10,7 +10,12 @@ import torch
 
 from cinetile import _checks
 from cinetile.diffusers.families import Call, Family, family_of, unknown_model
-from cinetile.diffusers.processors import SparseProcessor, prompt_length_of
+from cinetile.diffusers.processors import (
+    SparseProcessor,
+    processor_for,
+    prompt_length_of,
+    untraced,
+)
 from cinetile.diffusers.summary import LayerCall, Summary
 from cinetile.diffusers.tensors import TensorAttention, check_tensors
 from cinetile.diffusers.tracking import StepInRun
@@ -139,13 +144,13 @@ class SparseHandle:
         for (component, module), expert in zip(models.items(), experts, strict=True):
             model = _Model(component, expert, family.layers(module))
             model.processors = tuple(
-                SparseProcessor(layer.processor, functools.partial(self._attend, model, index))
+                processor_for(layer.processor, functools.partial(self._attend, model, index))
                 for index, layer in enumerate(model.layers)
             )
             for layer, processor in zip(model.layers, model.processors, strict=True):
                 layer.set_processor(processor)
-            begin = torch.compiler.disable(functools.partial(self._begin, model))
-            end = torch.compiler.disable(functools.partial(self._end, model))
+            begin = untraced(functools.partial(self._begin, model))
+            end = untraced(functools.partial(self._end, model))
             model.hooks = [
                 module.register_forward_pre_hook(begin, with_kwargs=True),
                 module.register_forward_hook(end, always_call=True),

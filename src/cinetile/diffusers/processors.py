@@ -17,27 +17,32 @@ Attend = Callable[..., torch.Tensor]
 `torch.nn.functional.scaled_dot_product_attention` does; gives its output."""
 
 
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps torch.compile out: a graph ends before the call, and another begins behind it."""
+    return torch.compiler.disable(
+        function,
+        reason="cinetile's sparse attention cannot be traced; compile with fullgraph=False",
+    )
+
+
 class SparseProcessor:
     """Runs a layer's own processor, all but its attention.
 
     Projections, norms, rotary embeddings and the output projection stay the model's own code;
     only its call of `scaled_dot_product_attention` goes elsewhere. Nothing is patched: the call
     is caught by a mode that holds in this thread while the processor runs.
+
+    Made by `processor_for`, whose classes can be called.
     """
 
     def __init__(self, original: Any, attend: Attend) -> None:
         self.original = original
         self._attend = attend
-        # Layers drop what the signature of their processor's __call__ does not name.
-        vars(self)["__call__"] = functools.update_wrapper(
-            functools.partial(type(self).__call__, self), original.__call__
-        )
 
-    # A graph of torch.compile ends here and goes on behind: the kernel is not traceable.
-    @torch.compiler.disable
-    def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what the original would, with other attention."""
         with _Interception(self._attend) as interception:
-            output = self.original(attn, *args, **kwargs)
+            output = self.original(*args, **kwargs)
         if interception.calls != 1:
             raise RuntimeError(
                 f"{type(self.original).__name__} called scaled_dot_product_attention "
@@ -65,15 +70,29 @@ class SparseProcessor:
         self.original._parallel_config = config
 
 
+def processor_for(original: Any, attend: Attend) -> SparseProcessor:
+    """What stands in for a processor, and is called with the arguments that it takes."""
+    return _class_for(type(original))(original, attend)
+
+
+@functools.cache
+def _class_for(original: type) -> type[SparseProcessor]:
+    """Layers drop what the signature of their processor's `__call__` does not name."""
+
+    @functools.wraps(original.__call__)
+    def call(self: SparseProcessor, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    return type(f"Sparse{original.__name__}", (SparseProcessor,), {"__call__": untraced(call)})
+
+
 class _Interception(TorchFunctionMode):
     def __init__(self, attend: Attend) -> None:
         super().__init__()
         self._attend = attend
         self.calls = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         if func is F.scaled_dot_product_attention:
             self.calls += 1
