@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-sanitized tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-diffusers test-sanitized tpu-aot lint docs bench clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -24,6 +24,9 @@ test: $(VENV)/.dev  ## the test suite
 
 test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
+
+test-diffusers: $(VENV)/.dev $(VENV)/.diffusers  ## pipelines of diffusers, with tiny random weights
+	$(BIN)/python -m pytest -n 2 tests/pipelines
 
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
@@ -72,6 +75,10 @@ $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
 	$(PIP) $(INSTALL_PACKAGE) '.[dev]'
+	@touch $@
+
+$(VENV)/.diffusers: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) $(INSTALL_PACKAGE) '.[diffusers]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)

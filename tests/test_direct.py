@@ -41,6 +41,12 @@ def attend(attention: DirectAttention, arrays: Any, output: np.ndarray, **option
     attention(query, key, value, operand(output), **{**settings, **options})
 
 
+def through_xla(arrays: Any, plans: Any = PLANS, **options: Any) -> Any:
+    query, key, value = arrays
+    options = {"routes": ROUTES, **options}
+    return ct.attention(query, key, value, plans, scale=0.3, implementation="cpu", **options)
+
+
 def random_arrays(grid: ct.TokenGrid, dtype: str = "float32", seed: int = 0) -> Any:
     generator = np.random.default_rng(seed)
     shape = BATCH, grid.num_tokens, HEADS, HEAD_DIM
@@ -71,7 +77,7 @@ def with_gaps(array: np.ndarray) -> np.ndarray:
 )
 def test_strides(layouts: Any, dtype: str) -> None:
     arrays = random_arrays(SMALL, dtype)
-    expected = ct.attention(*arrays, PLANS, routes=ROUTES, scale=0.3, implementation="cpu")
+    expected = through_xla(arrays)
     laid_out = [layout(array) for layout, array in zip(layouts, arrays, strict=False)]
     output = layouts[3](np.zeros_like(arrays[0]))
     around = None if output.base is None else output.base.copy()
@@ -85,7 +91,7 @@ def test_strides(layouts: Any, dtype: str) -> None:
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 17])
 def test_threads_change_nothing(num_threads: int) -> None:
     arrays = random_arrays(SMALL)
-    expected = ct.attention(*arrays, PLANS, routes=ROUTES, scale=0.3, implementation="cpu")
+    expected = through_xla(arrays)
     output = np.zeros_like(arrays[0])
     attend(DirectAttention(PLANS), arrays, output, num_threads=num_threads)
     np.testing.assert_array_equal(output, np.asarray(expected))
@@ -94,10 +100,7 @@ def test_threads_change_nothing(num_threads: int) -> None:
 def test_calls_from_several_threads() -> None:
     attention = DirectAttention(PLANS)
     inputs = [random_arrays(SMALL, seed=seed) for seed in range(4)]
-    expected = [
-        np.asarray(ct.attention(*arrays, PLANS, routes=ROUTES, scale=0.3, implementation="cpu"))
-        for arrays in inputs
-    ]
+    expected = [np.asarray(through_xla(arrays)) for arrays in inputs]
     outputs = [np.zeros_like(arrays[0]) for arrays in inputs]
     wrong: list[int] = []
 
@@ -120,7 +123,7 @@ def test_text_that_does_not_exist() -> None:
     arrays = random_arrays(TEXT_LAST)
     routes = np.zeros((BATCH, HEADS), np.int32)
     lengths = np.array([4, 9], np.int32)
-    expected = ct.attention(*arrays, plan, scale=0.3, implementation="cpu", prompt_length=lengths)
+    expected = through_xla(arrays, plan, routes=routes, prompt_length=lengths)
     output = np.zeros_like(arrays[0])
     attend(DirectAttention((plan,)), arrays, output, routes=routes, valid_text=lengths)
     np.testing.assert_array_equal(output, np.asarray(expected))

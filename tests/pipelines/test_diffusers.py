@@ -371,8 +371,8 @@ class TestConventions:
                     timestep=torch.tensor([999]),
                     encoder_hidden_states=torch.zeros(1, 8, 31),
                 )
+            layer = pipe.transformer.blocks[0].attn1
             with pytest.raises(RuntimeError, match="outside the model's forward"):
-                layer = pipe.transformer.blocks[0].attn1
                 layer(torch.zeros(1, 100, 24))
 
     def test_saving(self, tmp_path: Path) -> None:
@@ -460,7 +460,9 @@ class TestTensors:
         pipe.transformer.to(torch.float16)
         with (
             ctd.enable_sparse_attention(pipe, POLICY),
-            pytest.raises(TypeError, match="query must be float32 or bfloat16, got torch.float16"),
+            pytest.raises(
+                TypeError, match=r"query must be float32 or bfloat16, got torch\.float16"
+            ),
         ):
             WAN.run(pipe)
 
@@ -488,7 +490,7 @@ class TestTensors:
             WAN.run(pipe)
 
     def test_no_copy_and_the_threads_of_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The kernel is given the tensors' own memory, adjacent (Wan) or heads first (CogVideoX)."""
+        """The kernel is given the tensors' own memory, tokens first or heads first."""
         from cinetile.diffusers import tensors
 
         seen: list[Any] = []

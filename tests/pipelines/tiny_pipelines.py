@@ -3,6 +3,9 @@
 No text encoder: embeddings of the prompt are drawn. The result is latents.
 """
 
+# diffusers exports its names lazily, which pyright does not follow.
+# pyright: reportPrivateImportUsage=false
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +34,12 @@ import cinetile as ct
 
 FRAMES, HEIGHT, WIDTH = 17, 64, 80
 STEPS = 3
+# The signatures of diffusers ask for text encoders, its code does not.
+NONE: Any = None
+# Nor do its annotations fit all of its defaults.
+CHANNELS: Any = (8, 8, 8, 8)
+COGVIDEOX_DOWN: Any = ("CogVideoXDownBlock3D",) * 4
+COGVIDEOX_UP: Any = ("CogVideoXUpBlock3D",) * 4
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,8 @@ def _wan_scheduler() -> Any:
 def _wan() -> Any:
     return _quiet(
         WanPipeline(
-            tokenizer=None,
-            text_encoder=None,
+            tokenizer=NONE,
+            text_encoder=NONE,
             vae=_wan_vae(),
             scheduler=_wan_scheduler(),
             transformer=_wan_transformer(),
@@ -145,8 +154,8 @@ def _wan() -> Any:
 def _wan_experts() -> Any:
     return _quiet(
         WanPipeline(
-            tokenizer=None,
-            text_encoder=None,
+            tokenizer=NONE,
+            text_encoder=NONE,
             vae=_wan_vae(),
             scheduler=_wan_scheduler(),
             transformer=_wan_transformer(),
@@ -160,8 +169,8 @@ def _wan_token_timesteps() -> Any:
     """Like the 5B model of Wan 2.2, whose timesteps are given token by token."""
     return _quiet(
         WanPipeline(
-            tokenizer=None,
-            text_encoder=None,
+            tokenizer=NONE,
+            text_encoder=NONE,
             vae=_wan_vae(),
             scheduler=_wan_scheduler(),
             transformer=_wan_transformer(),
@@ -172,9 +181,9 @@ def _wan_token_timesteps() -> Any:
 
 def _wan_image() -> Any:
     """Wan 2.1's image-to-video: more channels, and an image beside the text."""
-    pipe = WanImageToVideoPipeline(
-        tokenizer=None,  # pyright: ignore[reportArgumentType]
-        text_encoder=None,  # pyright: ignore[reportArgumentType]
+    pipe: Any = WanImageToVideoPipeline(
+        tokenizer=NONE,
+        text_encoder=NONE,
         vae=_wan_vae(),
         scheduler=_wan_scheduler(),
         transformer=_wan_transformer(in_channels=36, image_dim=4, added_kv_proj_dim=24),
@@ -187,8 +196,8 @@ def _wan_image_experts() -> Any:
     """Wan 2.2's image-to-video: more channels, two experts."""
     return _quiet(
         WanImageToVideoPipeline(
-            tokenizer=None,  # pyright: ignore[reportArgumentType]
-            text_encoder=None,  # pyright: ignore[reportArgumentType]
+            tokenizer=NONE,
+            text_encoder=NONE,
             vae=_wan_vae(),
             scheduler=_wan_scheduler(),
             transformer=_wan_transformer(in_channels=36),
@@ -238,7 +247,7 @@ def _hunyuan() -> Any:
         latent_channels=4,
         down_block_types=("HunyuanVideoDownBlock3D",) * 4,
         up_block_types=("HunyuanVideoUpBlock3D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
+        block_out_channels=CHANNELS,
         layers_per_block=1,
         act_fn="silu",
         norm_num_groups=4,
@@ -249,13 +258,13 @@ def _hunyuan() -> Any:
     ).eval()
     return _quiet(
         HunyuanVideoPipeline(
-            text_encoder=None,  # pyright: ignore[reportArgumentType]
-            tokenizer=None,  # pyright: ignore[reportArgumentType]
+            text_encoder=NONE,
+            tokenizer=NONE,
             transformer=_livened(transformer),
             vae=vae,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
-            text_encoder_2=None,  # pyright: ignore[reportArgumentType]
-            tokenizer_2=None,  # pyright: ignore[reportArgumentType]
+            text_encoder_2=NONE,
+            tokenizer_2=NONE,
         )
     )
 
@@ -291,9 +300,9 @@ def _cogvideox() -> Any:
     vae = AutoencoderKLCogVideoX(
         in_channels=3,
         out_channels=3,
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
+        down_block_types=COGVIDEOX_DOWN,
+        up_block_types=COGVIDEOX_UP,
+        block_out_channels=CHANNELS,
         latent_channels=4,
         layers_per_block=1,
         norm_num_groups=2,
@@ -301,8 +310,8 @@ def _cogvideox() -> Any:
     ).eval()
     return _quiet(
         CogVideoXPipeline(
-            tokenizer=None,  # pyright: ignore[reportArgumentType]
-            text_encoder=None,  # pyright: ignore[reportArgumentType]
+            tokenizer=NONE,
+            text_encoder=NONE,
             vae=vae,
             transformer=_livened(transformer),
             scheduler=CogVideoXDDIMScheduler(),
@@ -336,8 +345,8 @@ def _ltx() -> Any:
         in_channels=3,
         out_channels=3,
         latent_channels=8,
-        block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8, 8),
+        block_out_channels=CHANNELS,
+        decoder_block_out_channels=CHANNELS,
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1, 1),
         spatio_temporal_scaling=(True, True, False, False),
@@ -357,8 +366,8 @@ def _ltx() -> Any:
         LTXPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(),
             vae=vae,
-            text_encoder=None,  # pyright: ignore[reportArgumentType]
-            tokenizer=None,  # pyright: ignore[reportArgumentType]
+            text_encoder=NONE,
+            tokenizer=NONE,
             transformer=_livened(transformer),
         )
     )

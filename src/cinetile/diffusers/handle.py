@@ -210,7 +210,7 @@ class SparseHandle:
         model.forward = _Forward(self._num_forwards, where, self.family.grid(call))
         self._num_forwards += 1
 
-    def _end(self, model: _Model, *unused: Any) -> None:
+    def _end(self, model: _Model, *_: Any) -> None:
         model.forward = None
 
     def _attend(

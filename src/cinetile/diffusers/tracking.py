@@ -61,6 +61,5 @@ def step_by_timestep(pipe: Any, arguments: Mapping[str, Any]) -> StepInRun:
         )
     steps = torch.nonzero(distances == nearest).reshape(-1).tolist()
     # Whole timesteps may occur twice; then the scheduler tells which of them is meant.
-    told = getattr(pipe.scheduler, "step_index", None)
-    step = told if told in steps else steps[0]
-    return StepInRun(step, times.numel(), schedule)
+    told: Any = getattr(pipe.scheduler, "step_index", None)
+    return StepInRun(told if told in steps else steps[0], times.numel(), schedule)
