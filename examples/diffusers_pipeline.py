@@ -1,6 +1,6 @@
 """A video by a diffusers pipeline, with its own attention and with sparse attention.
 
-With `--tiny` the weights are random and nothing is fetched: python -m examples.diffusers_pipeline --tiny
+With `--tiny` the weights are random and nothing is fetched.
 """
 
 import argparse
