@@ -557,7 +557,9 @@ class TestTensors:
 def tensor_attention(policy: ct.SparsityPolicy, grid: ct.TokenGrid) -> Any:
     from cinetile.diffusers.tensors import TensorAttention
 
-    return TensorAttention(policy, grid, STEPS, 3, None, torch.float32, None, 0)
+    return TensorAttention(
+        grid, STEPS, 3, None, torch.float32, False, policy=policy, implementation=None, seed=0
+    )
 
 
 def tensors_on(grid: ct.TokenGrid) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from cinetile.diffusers.processors import (
     untraced,
 )
 from cinetile.diffusers.summary import LayerCall, Summary
-from cinetile.diffusers.tensors import TensorAttention, check_tensors
+from cinetile.diffusers.tensors import TensorAttention, check_tensors, is_torchax
 from cinetile.diffusers.tracking import StepInRun
 from cinetile.grid import TokenGrid
 from cinetile.kernels.registry import select_implementation
@@ -242,7 +242,7 @@ class SparseHandle:
         check_tensors(query, key, value, forward.grid)
         prompt_length = prompt_length_of(attn_mask, query.shape[0], forward.grid)
         where = forward.where
-        attention = self._attention(model, forward, query.dtype)
+        attention = self._attention(model, forward, query.dtype, is_torchax(query))
         done = attention.attend(
             query,
             key,
@@ -271,19 +271,14 @@ class SparseHandle:
         )
         return done.output.transpose(1, 2)
 
-    def _attention(self, model: _Model, forward: _Forward, dtype: torch.dtype) -> TensorAttention:
+    def _attention(
+        self, model: _Model, forward: _Forward, dtype: torch.dtype, on_jax: bool
+    ) -> TensorAttention:
         """Plans are made once for a grid and a number of steps."""
-        settings = (forward.grid, forward.where.num_steps, len(model.layers), model.expert, dtype)
+        grid, num_steps, num_layers = forward.grid, forward.where.num_steps, len(model.layers)
+        settings = (grid, num_steps, num_layers, model.expert, dtype, on_jax)
         if settings not in self._attentions:
-            grid, num_steps, num_layers, expert, _ = settings
             self._attentions[settings] = TensorAttention(
-                self.policy,
-                grid,
-                num_steps,
-                num_layers,
-                expert,
-                dtype,
-                self._implementation,
-                self._seed,
+                *settings, policy=self.policy, implementation=self._implementation, seed=self._seed
             )
         return self._attentions[settings]

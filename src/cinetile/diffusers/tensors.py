@@ -1,7 +1,7 @@
 """Sparse attention on PyTorch's tensors, without copies on a CPU."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,35 +48,37 @@ class Attended:
 
 @dataclass(frozen=True, eq=False)
 class TensorAttention:
-    """Attention under a policy on one grid, for tensors in the CPU's memory.
+    """Attention under a policy on one grid, for tensors in the CPU's memory or torchax's.
 
     The native kernel is called with the tensors' pointers and strides. Heads are routed by
     `route_heads`, which borrows the tensors through DLPack. Other implementations than the native
     one are given the tensors through DLPack too.
 
     Attributes:
-        policy: what is sparse, when and how.
         grid: the tokens.
         num_steps: denoising steps of the run.
         num_layers: self-attention layers of the model.
         expert: "high_noise" or "low_noise" for the two models of Wan 2.2.
         dtype: of the tensors.
+        on_jax: whether the tensors are torchax's, which hold arrays of JAX.
+        policy: what is sparse, when and how.
         implementation: as for `ct.attention`.
         seed: of the rows on which heads are routed.
         planned: the plans; made from the rest.
         runner: what runs them, likewise.
     """
 
-    policy: SparsityPolicy
     grid: TokenGrid
     num_steps: int
     num_layers: int
     expert: str | None
     dtype: torch.dtype
+    on_jax: bool
+    policy: SparsityPolicy
     implementation: str | Sequence[str] | None
     seed: int
     planned: PolicyPlans = field(init=False)
-    runner: "DirectRunner | DlpackRunner" = field(init=False)
+    runner: "DirectRunner | JaxRunner" = field(init=False)
     shares: Float[np.ndarray, " plans"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,10 +92,12 @@ class TensorAttention:
             implementation=self.implementation,
         )
         chosen = select_implementation(self.implementation, None)
-        if isinstance(chosen, CpuImplementation):
+        if self.on_jax:
+            runner = JaxRunner(planned, chosen.name, "torchax", _as_torchax)
+        elif isinstance(chosen, CpuImplementation):
             runner = DirectRunner(DirectAttention(planned.plans, chosen.variant))
         else:
-            runner = DlpackRunner(planned, self.implementation, f"{chosen.name} through DLPack")
+            runner = JaxRunner(planned, chosen.name, "DLPack", _as_tensor)
         object.__setattr__(self, "planned", planned)
         object.__setattr__(self, "runner", runner)
         object.__setattr__(self, "shares", np.array([visited_share(one) for one in planned.plans]))
@@ -189,15 +193,20 @@ class DirectRunner:
         return output
 
 
-class DlpackRunner:
-    """Another implementation, to which JAX takes the tensors through DLPack."""
+class JaxRunner:
+    """An implementation in JAX, and the way of its output back to PyTorch."""
 
     def __init__(
-        self, planned: PolicyPlans, implementation: str | Sequence[str] | None, name: str
+        self,
+        planned: PolicyPlans,
+        implementation: str,
+        way: str,
+        give_back: Callable[[Array], torch.Tensor],
     ) -> None:
         self._plans = planned.plans
         self._implementation = implementation
-        self.name = name
+        self._give_back = give_back
+        self.name = f"{implementation} through {way}"
 
     def __call__(
         self,
@@ -218,13 +227,30 @@ class DlpackRunner:
             implementation=self._implementation,
             prompt_length=prompt_length,
         )
-        # JAX's arrays must never change, so what the model may write to is a copy.
-        return torch.from_dlpack(jax.block_until_ready(output)).clone()
+        return self._give_back(jax.block_until_ready(output))
 
 
-def borrow(tensor: torch.Tensor) -> Array:
+def is_torchax(tensor: Any) -> bool:
+    """Whether a tensor is torchax's: one of PyTorch around an array of JAX."""
+    return type(tensor).__module__.split(".")[0] == "torchax"
+
+
+def borrow(tensor: Any) -> Array:
     """A tensor as an array of JAX on the same memory; copied only where it has gaps."""
+    if is_torchax(tensor):
+        return tensor.jax()
     return jnp.from_dlpack(tensor.detach().contiguous())
+
+
+def _as_tensor(array: Array) -> torch.Tensor:
+    # JAX's arrays must never change, so what the model may write to is a copy.
+    return torch.from_dlpack(array).clone()
+
+
+def _as_torchax(array: Array) -> Any:
+    import torchax.interop
+
+    return torchax.interop.torch_view(array)
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
@@ -238,14 +264,14 @@ def check_tensors(query: Any, key: Any, value: Any, grid: TokenGrid) -> None:
     Raises:
         RuntimeError: gradients are wanted.
         TypeError: the dtype is neither float32 nor bfloat16.
-        NotImplementedError: the tensors are not in the CPU's memory.
+        NotImplementedError: the tensors are neither in the CPU's memory nor torchax's.
         ValueError: shapes differ, or do not fit the grid.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.device.type != "cpu":
+        if tensor.device.type != "cpu" and not is_torchax(tensor):
             raise NotImplementedError(
-                f"{name} must be on the CPU, got {tensor.device}; move the pipeline there or "
-                "restore its own attention"
+                f"{name} must be on the CPU or torchax's, got {tensor.device}; move the pipeline "
+                "there or restore its own attention"
             )
         if tensor.dtype not in _DTYPES:
             raise TypeError(
