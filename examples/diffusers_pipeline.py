@@ -3,6 +3,9 @@
 With `--tiny` the weights are random and nothing is fetched.
 """
 
+# diffusers exports its names lazily, which pyright does not follow.
+# pyright: reportPrivateImportUsage=false
+
 import argparse
 import time
 from typing import Any
@@ -26,14 +29,15 @@ def tiny_pipeline() -> Any:
         num_layers=3,
         rope_max_seq_len=64,
     )
+    scheduler: Any = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
     nothing: Any = None
     return WanPipeline(
         tokenizer=nothing,
         text_encoder=nothing,
         vae=nothing,
-        scheduler=UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
+        scheduler=scheduler,
         transformer=transformer.eval(),
     )
 
@@ -53,6 +57,7 @@ def main() -> None:
     is_file = options.policy.endswith((".json", ".yaml", ".yml"))
     policy = ct.SparsityPolicy.from_file(options.policy) if is_file else options.policy
     call: dict[str, Any] = {"output_type": "np", "prompt": options.prompt}
+    pipe: Any
     if options.tiny:
         pipe = tiny_pipeline()
         embeddings = torch.randn(2, 1, 8, 32)

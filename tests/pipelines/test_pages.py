@@ -1,5 +1,8 @@
 """The how-to page and the example of `cinetile.diffusers`."""
 
+# diffusers exports its names lazily, which pyright does not follow.
+# pyright: reportPrivateImportUsage=false
+
 import re
 import runpy
 import sys
