@@ -30,7 +30,7 @@ test-diffusers: $(VENV)/.dev $(VENV)/.diffusers  ## pipelines of diffusers, with
 
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
-	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py
+	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py tests/test_direct.py
 
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot

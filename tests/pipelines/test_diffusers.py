@@ -455,6 +455,11 @@ class TestTensors:
         with ctd.enable_sparse_attention(pipe, EVERYTHING):
             np.testing.assert_allclose(WAN.run(pipe), dense, rtol=0.1, atol=0.1)
 
+    def test_inference_mode(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, EVERYTHING), torch.inference_mode():
+            close(WAN.run(pipe), dense_result(WAN))
+
     def test_float16_is_refused(self) -> None:
         pipe = WAN.build()
         pipe.transformer.to(torch.float16)

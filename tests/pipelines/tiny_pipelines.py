@@ -17,11 +17,14 @@ from diffusers import (
     AutoencoderKLLTXVideo,
     AutoencoderKLWan,
     CogVideoXDDIMScheduler,
+    CogVideoXImageToVideoPipeline,
     CogVideoXPipeline,
     CogVideoXTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
+    HunyuanVideoImageToVideoPipeline,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
+    LTXImageToVideoPipeline,
     LTXPipeline,
     LTXVideoTransformer3DModel,
     UniPCMultistepScheduler,
@@ -224,23 +227,24 @@ def _wan_image_arguments() -> dict[str, Any]:
     }
 
 
-def _hunyuan() -> Any:
+def _hunyuan(**changes: Any) -> Any:
     torch.manual_seed(0)
-    transformer = HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=10,
-        num_layers=1,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        patch_size=1,
-        patch_size_t=1,
-        guidance_embeds=True,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(2, 4, 4),
-    )
+    settings: dict[str, Any] = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 2,
+        "attention_head_dim": 10,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "num_refiner_layers": 1,
+        "patch_size": 1,
+        "patch_size_t": 1,
+        "guidance_embeds": True,
+        "text_embed_dim": 16,
+        "pooled_projection_dim": 8,
+        "rope_axes_dim": (2, 4, 4),
+    }
+    transformer = HunyuanVideoTransformer3DModel(**{**settings, **changes})
     vae = AutoencoderKLHunyuanVideo(
         in_channels=3,
         out_channels=3,
@@ -279,12 +283,12 @@ def _hunyuan_arguments() -> dict[str, Any]:
     }
 
 
-def _cogvideox() -> Any:
+def _cogvideox(in_channels: int = 4) -> Any:
     torch.manual_seed(0)
     transformer = CogVideoXTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=16,
-        in_channels=4,
+        in_channels=in_channels,
         out_channels=4,
         time_embed_dim=2,
         text_embed_dim=32,
@@ -388,8 +392,70 @@ def _ltx_arguments() -> dict[str, Any]:
     }
 
 
+def _ltx_image() -> Any:
+    """Timesteps token by token: those of the image's tokens are 0."""
+    text = _ltx()
+    return _quiet(
+        LTXImageToVideoPipeline(
+            scheduler=text.scheduler,
+            vae=text.vae,
+            text_encoder=NONE,
+            tokenizer=NONE,
+            transformer=text.transformer,
+        )
+    )
+
+
+def _ltx_image_arguments() -> dict[str, Any]:
+    return {**_ltx_arguments(), "image": _drawn(1, 3, 32, 32, seed=2).sigmoid()}
+
+
+def _cogvideox_image() -> Any:
+    text = _cogvideox(in_channels=8)
+    return _quiet(
+        CogVideoXImageToVideoPipeline(
+            tokenizer=NONE,
+            text_encoder=NONE,
+            vae=text.vae,
+            transformer=text.transformer,
+            scheduler=text.scheduler,
+        )
+    )
+
+
+def _cogvideox_image_arguments() -> dict[str, Any]:
+    return {**_cogvideox_arguments(), "image": _drawn(1, 3, HEIGHT, WIDTH, seed=2).sigmoid()}
+
+
+def _hunyuan_image() -> Any:
+    """The image's latents replace those of the first frame."""
+    text = _hunyuan(image_condition_type="token_replace", guidance_embeds=False)
+    return _quiet(
+        HunyuanVideoImageToVideoPipeline(
+            text_encoder=NONE,
+            tokenizer=NONE,
+            transformer=text.transformer,
+            vae=text.vae,
+            scheduler=text.scheduler,
+            text_encoder_2=NONE,
+            tokenizer_2=NONE,
+            image_processor=NONE,
+        )
+    )
+
+
+def _hunyuan_image_arguments() -> dict[str, Any]:
+    image = _drawn(1, 3, HEIGHT, WIDTH, seed=2).sigmoid()
+    return {**_hunyuan_arguments(), "image": image, "guidance_scale": 1.0}
+
+
 _WAN = "Wan 2.1 and 2.2"
 _WAN_GRID = ct.TokenGrid(5, 4, 5)
+_HUNYUAN = "HunyuanVideo"
+_HUNYUAN_GRID = ct.TokenGrid(5, 8, 10, text_tokens=12)
+_COG = "CogVideoX"
+_COG_GRID = ct.TokenGrid(5, 4, 5, text_tokens=16, text_first=True)
+_LTX_GRID = ct.TokenGrid(3, 8, 8)
 
 PIPELINES: tuple[TinyPipeline, ...] = (
     TinyPipeline("wan", _WAN, _wan, _wan_arguments, _WAN_GRID, 3, 2, 1),
@@ -401,25 +467,14 @@ PIPELINES: tuple[TinyPipeline, ...] = (
     TinyPipeline(
         "wan-image-experts", _WAN, _wan_image_experts, _wan_image_arguments, _WAN_GRID, 3, 2, 1
     ),
+    TinyPipeline("hunyuan", _HUNYUAN, _hunyuan, _hunyuan_arguments, _HUNYUAN_GRID, 3, 1, 1),
     TinyPipeline(
-        "hunyuan",
-        "HunyuanVideo",
-        _hunyuan,
-        _hunyuan_arguments,
-        ct.TokenGrid(5, 8, 10, text_tokens=12),
-        3,
-        1,
-        1,
+        "hunyuan-image", _HUNYUAN, _hunyuan_image, _hunyuan_image_arguments, _HUNYUAN_GRID, 3, 1, 1
     ),
+    TinyPipeline("cogvideox", _COG, _cogvideox, _cogvideox_arguments, _COG_GRID, 3, 1, 2),
     TinyPipeline(
-        "cogvideox",
-        "CogVideoX",
-        _cogvideox,
-        _cogvideox_arguments,
-        ct.TokenGrid(5, 4, 5, text_tokens=16, text_first=True),
-        3,
-        1,
-        2,
+        "cogvideox-image", _COG, _cogvideox_image, _cogvideox_image_arguments, _COG_GRID, 3, 1, 2
     ),
-    TinyPipeline("ltx", "LTX-Video", _ltx, _ltx_arguments, ct.TokenGrid(3, 8, 8), 3, 1, 2),
+    TinyPipeline("ltx", "LTX-Video", _ltx, _ltx_arguments, _LTX_GRID, 3, 1, 2),
+    TinyPipeline("ltx-image", "LTX-Video", _ltx_image, _ltx_image_arguments, _LTX_GRID, 3, 1, 2),
 )
