@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-diffusers test-sanitized tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -47,6 +47,9 @@ docs: $(VENV)/.docs  ## the documentation as HTML in out/docs
 bench: $(VENV)/.bench  ## the figures in docs/measurements.md
 	$(BIN)/python -m benchmarks.cpu_kernel
 	$(BIN)/python -m benchmarks.portable_kernel
+
+bench-diffusers: $(VENV)/.diffusers  ## one block of Wan 1.3B's shape in diffusers; takes minutes
+	$(BIN)/python -m benchmarks.diffusers_block
 
 clean:
 	rm -rf $(VENV) $(AOT) $(SANITIZED) out
