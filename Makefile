@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-parity test-sanitized tpu-aot lint docs bench clean
+.PHONY: demo test test-rivals test-parity test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
 
 demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
 	@mkdir -p out
@@ -28,9 +28,12 @@ test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffusers of today
 	$(BIN)/python -m pytest -n 0 tests/parity
 
+test-diffusers: $(VENV)/.dev $(VENV)/.diffusers  ## pipelines of diffusers, with tiny random weights
+	$(BIN)/python -m pytest -n 2 tests/pipelines
+
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
-	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py
+	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py tests/test_direct.py
 
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot
@@ -47,6 +50,9 @@ docs: $(VENV)/.docs  ## the documentation as HTML in out/docs
 bench: $(VENV)/.bench  ## the figures in docs/measurements.md
 	$(BIN)/python -m benchmarks.cpu_kernel
 	$(BIN)/python -m benchmarks.portable_kernel
+
+bench-diffusers: $(VENV)/.diffusers  ## one block of Wan 1.3B's shape in diffusers; takes minutes
+	$(BIN)/python -m benchmarks.diffusers_block
 
 clean:
 	rm -rf $(VENV) $(AOT) $(SANITIZED) out
@@ -75,6 +81,10 @@ $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
 	$(PIP) $(INSTALL_PACKAGE) '.[dev]'
+	@touch $@
+
+$(VENV)/.diffusers: $(VENV)/bin/python $(INSTALL_INPUTS)
+	$(PIP) $(INSTALL_PACKAGE) '.[diffusers]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)

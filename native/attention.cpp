@@ -42,8 +42,10 @@ void append_query_ranges(const Problem& problem, const Head& head, int64_t queri
   }
 }
 
-const void* offset(const void* base, int64_t elements, DataType type) {
-  return static_cast<const char*>(base) + elements * byte_size(type);
+// Where an array's head begins, at token 0.
+const void* start_of(const void* array, const Strides& strides, const Head& head, DataType type) {
+  const int64_t elements = head.row * strides.batch + head.head * strides.head;
+  return static_cast<const char*>(array) + elements * byte_size(type);
 }
 
 }  // namespace
@@ -55,7 +57,6 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
   const int64_t queries_per_task = kernel.query_block * kQueryBlocksPerTask;
   const int64_t num_heads = problem.batch * problem.heads;
   const int64_t group = heads_at_a_time(problem, queries_per_task, threads.count());
-  const int64_t token_stride = problem.heads * problem.head_dim;
   const AlignedBuffer packed(group * head_words * sizeof(int32_t));
 
   std::vector<Head> heads;
@@ -76,27 +77,26 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
 
     parallel_for(threads, count * layout.num_blocks, [&](int64_t index) {
       const Head& head = heads[index / layout.num_blocks];
-      const int64_t start =
-          (head.row * problem.num_tokens * problem.heads + head.head) * problem.head_dim;
       const AlignedBuffer rows(kernel.key_block * layout.key_words * sizeof(int32_t));
-      kernel.pack({problem.type, offset(problem.key, start, problem.type),
-                   offset(problem.value, start, problem.type), token_stride, head.plan->key_order,
+      kernel.pack({problem.type, start_of(problem.key, problem.key_strides, head, problem.type),
+                   start_of(problem.value, problem.value_strides, head, problem.type),
+                   problem.key_strides.token, problem.value_strides.token, head.plan->key_order,
                    problem.num_tokens, problem.head_dim, index % layout.num_blocks,
                    rows.as<int32_t>(), head.packed});
     });
     parallel_for(threads, static_cast<int64_t>(ranges.size()), [&](int64_t index) {
       const QueryRange& range = ranges[index];
       const Head& head = *range.head;
-      const int64_t row_start = head.row * problem.num_tokens * problem.heads + head.head;
-      const int64_t start = row_start * problem.head_dim;
       const AlignedBuffer workspace(kernel.workspace_bytes(problem.head_dim));
       AttendTask task;
       task.type = problem.type;
-      task.query = offset(problem.query, start, problem.type);
-      task.output = const_cast<void*>(offset(problem.output, start, problem.type));
-      task.lse = problem.lse + row_start;
-      task.token_stride = token_stride;
-      task.lse_token_stride = problem.heads;
+      task.query = start_of(problem.query, problem.query_strides, head, problem.type);
+      task.output =
+          const_cast<void*>(start_of(problem.output, problem.output_strides, head, problem.type));
+      task.lse = problem.lse + head.row * problem.num_tokens * problem.heads + head.head;
+      task.query_stride = problem.query_strides.token;
+      task.output_stride = problem.output_strides.token;
+      task.lse_stride = problem.heads;
       task.num_tokens = problem.num_tokens;
       task.head_dim = problem.head_dim;
       task.absent_stop = head.plan->text_stop;

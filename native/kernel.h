@@ -33,7 +33,8 @@ struct PackTask {
   DataType type;
   const void* key;  // of the head, at token 0
   const void* value;
-  int64_t token_stride;  // elements from one token to the next
+  int64_t key_stride;  // elements from one token to the next
+  int64_t value_stride;
   const int32_t* order;  // null for frame-major
   int64_t num_tokens;
   int64_t head_dim;
@@ -47,8 +48,9 @@ struct AttendTask {
   const void* query;  // of the head, at token 0
   void* output;
   float* lse;
-  int64_t token_stride;  // elements from one token of query or output to the next
-  int64_t lse_token_stride;
+  int64_t query_stride;  // elements from one token to the next
+  int64_t output_stride;
+  int64_t lse_stride;
   int64_t num_tokens;
   int64_t head_dim;
   int64_t absent_first;  // keys absent_first to absent_stop - 1 do not exist

@@ -36,7 +36,18 @@ struct PlanTables {
   int32_t text_stop = 0;
 };
 
-// Arrays are [batch, tokens, heads, head_dim] with features and heads adjacent.
+// Elements from one batch row, token or head of an array to the next; features are adjacent.
+struct Strides {
+  int64_t batch = 0;
+  int64_t token = 0;
+  int64_t head = 0;
+};
+
+// An array [batch, tokens, heads, head_dim] without gaps.
+inline Strides adjacent(int64_t num_tokens, int64_t heads, int64_t head_dim) {
+  return {num_tokens * heads * head_dim, heads * head_dim, head_dim};
+}
+
 struct Problem {
   DataType type = DataType::kFloat32;
   int64_t batch = 0;
@@ -50,6 +61,10 @@ struct Problem {
   const int32_t* routes = nullptr;      // [batch, heads]: the plan of each head
   const int32_t* valid_text = nullptr;  // [batch]: text tokens that exist; null where all do
   void* output = nullptr;
+  Strides query_strides;
+  Strides key_strides;
+  Strides value_strides;
+  Strides output_strides;
   float* lse = nullptr;  // [batch, tokens, heads]
   std::vector<PlanTables> plans;
 };

@@ -64,7 +64,7 @@ struct QueryBlock {
     for (int64_t lane = 0; lane < kQueries; ++lane) {
       const int64_t position = first + lane < stop ? first + lane : stop - 1;
       read_words<kPack>(row,
-                        token(task.query, position, plan.query_order, task.token_stride, task.type),
+                        token(task.query, position, plan.query_order, task.query_stride, task.type),
                         task.type, task.head_dim, words);
       for (int64_t word = 0; word < words; ++word) query[word * kQueries + lane] = row[word];
       const bool every_key = plan.prefix == nullptr;
@@ -134,15 +134,15 @@ struct QueryBlock {
       // A row without any key has the output zero and the log-sum-exp minus infinity.
       const float factor = total[lane] == 0.0f ? 0.0f : 1.0f / total[lane];
       constexpr float kLogOfTwo = 0.69314718056f;
-      task.lse[index * task.lse_token_stride] =
+      task.lse[index * task.lse_stride] =
           total[lane] == 0.0f ? -INFINITY
                               : (reference[lane] + __builtin_log2f(total[lane])) * kLogOfTwo;
       const float* column = output + lane;
       if (task.type == DataType::kFloat32) {
-        float* target = static_cast<float*>(task.output) + index * task.token_stride;
+        float* target = static_cast<float*>(task.output) + index * task.output_stride;
         for (int64_t i = 0; i < task.head_dim; ++i) target[i] = column[i * kQueries] * factor;
       } else {
-        uint16_t* target = static_cast<uint16_t*>(task.output) + index * task.token_stride;
+        uint16_t* target = static_cast<uint16_t*>(task.output) + index * task.output_stride;
         for (int64_t i = 0; i < task.head_dim; ++i)
           target[i] = round_to_bfloat16(column[i * kQueries] * factor);
       }

@@ -47,8 +47,8 @@ struct StreamingAttention {
     const int64_t words = round_up(task.head_dim, Unit::kFeatureMultiple) / Unit::kPack;
     const int64_t first = task.block * Unit::kKeyBlock;
     int32_t* keys = task.target.keys + first * words;
-    pack_rows(task, task.key, first, words, keys);
-    pack_rows(task, task.value, first, words, task.value_rows);
+    pack_rows(task, task.key, task.key_stride, first, words, keys);
+    pack_rows(task, task.value, task.value_stride, first, words, task.value_rows);
     Unit::pack_values(task.target.values + first * words, task.value_rows, words);
   }
 
@@ -87,12 +87,11 @@ struct StreamingAttention {
   }
 
  private:
-  static void pack_rows(const PackTask& task, const void* source, int64_t first, int64_t words,
-                        int32_t* rows) {
+  static void pack_rows(const PackTask& task, const void* source, int64_t stride, int64_t first,
+                        int64_t words, int32_t* rows) {
     for (int64_t i = 0; i < Unit::kKeyBlock; ++i, rows += words) {
       if (first + i < task.num_tokens)
-        read_words<Unit::kPack>(rows,
-                                token(source, first + i, task.order, task.token_stride, task.type),
+        read_words<Unit::kPack>(rows, token(source, first + i, task.order, stride, task.type),
                                 task.type, task.head_dim, words);
       else
         std::memset(rows, 0, words * sizeof(int32_t));

@@ -1,10 +1,11 @@
-// The entry point for XLA, and what Python asks about the library.
+// The entry point for XLA.
 #include <exception>
 #include <new>
 #include <string>
 #include <string_view>
 
 #include "attention.h"
+#include "export.h"
 #include "paths.h"
 #include "plan_tables.h"
 #include "xla/ffi/api/ffi.h"
@@ -58,6 +59,9 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
   problem.key = key.untyped_data();
   problem.value = value.untyped_data();
   problem.output = output->untyped_data();
+  const Strides strides = adjacent(problem.num_tokens, problem.heads, problem.head_dim);
+  problem.query_strides = problem.key_strides = strides;
+  problem.value_strides = problem.output_strides = strides;
   problem.lse = lse->typed_data();
   problem.routes = routes.typed_data();
   problem.valid_text = valid_text.typed_data();
@@ -102,8 +106,6 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
 }  // namespace
 }  // namespace cinetile
 
-#define CINETILE_EXPORT __attribute__((visibility("default")))
-
 extern "C" {
 
 CINETILE_EXPORT XLA_FFI_Error* cinetile_attention(XLA_FFI_CallFrame* call_frame);
@@ -126,19 +128,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(cinetile_attention, cinetile::attend,
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Attr<float>("scale")
                                   .Attr<std::string_view>("path"));
-
-// Names of the paths that can run here, the fastest first, separated by commas; those in
-// parentheses are for tests.
-CINETILE_EXPORT const char* cinetile_paths() {
-  static const std::string names = [] {
-    std::string joined;
-    for (const cinetile::Path& path : cinetile::available_paths()) {
-      if (!joined.empty()) joined += ",";
-      joined += path.automatic ? path.name : "(" + std::string(path.name) + ")";
-    }
-    return joined;
-  }();
-  return names.c_str();
-}
 
 }  // extern "C"

@@ -1,63 +1,17 @@
 // Calls of attention from several threads on one pool, to be run under ThreadSanitizer; see
 // docs/how-the-cpu-kernel-works.md for the commands. Exits with 0 if every call gives the same.
-#include <condition_variable>
 #include <cstdio>
-#include <deque>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "attention.h"
 #include "paths.h"
+#include "thread_pool.h"
 
 namespace {
 
 using cinetile::Problem;
-
-// A pool whose threads wait for work and take it in order.
-class Pool : public cinetile::Threads {
- public:
-  explicit Pool(int count) {
-    for (int i = 0; i < count; ++i) threads_.emplace_back([this] { run(); });
-  }
-  ~Pool() override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      closed_ = true;
-    }
-    news_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-  int64_t count() const override { return static_cast<int64_t>(threads_.size()); }
-  void schedule(std::function<void()> work) override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push_back(std::move(work));
-    }
-    news_.notify_one();
-  }
-
- private:
-  void run() {
-    for (;;) {
-      std::function<void()> work;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        news_.wait(lock, [this] { return closed_ || !queue_.empty(); });
-        if (queue_.empty()) return;
-        work = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      work();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable news_;
-  std::deque<std::function<void()>> queue_;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
+using Pool = cinetile::ThreadPool;
 
 // Dense attention of two heads in ragged tiles, on arrays of small whole numbers.
 struct Call {
@@ -99,6 +53,9 @@ struct Call {
     problem.value = value.data();
     problem.routes = routes;
     problem.output = output.data();
+    const cinetile::Strides strides = cinetile::adjacent(kTokens, kHeads, kHeadDim);
+    problem.query_strides = problem.key_strides = strides;
+    problem.value_strides = problem.output_strides = strides;
     problem.lse = lse.data();
     problem.plans = {plan};
     if (!cinetile::find_fault(problem).empty()) return false;
@@ -116,7 +73,7 @@ struct Call {
 
 int main() {
   constexpr int kCallers = 4, kRounds = 10;
-  Pool pool(3);
+  Pool pool(4);
   int wrong = 0;
   for (const cinetile::Path& path : cinetile::available_paths()) {
     std::vector<Call> calls;

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -17,10 +18,12 @@ class NativeLibrary:
     Attributes:
         paths: ways through the kernel that this processor can run, the fastest first.
         test_paths: further ones, which are slow and only for tests.
+        attend: its entry point for plain pointers; see `direct`.
     """
 
     paths: tuple[str, ...]
     test_paths: tuple[str, ...]
+    attend: Callable[..., int]
 
 
 @functools.cache
@@ -44,7 +47,11 @@ def load_library() -> NativeLibrary | str:
     list_paths = library.cinetile_paths
     list_paths.restype = ctypes.c_char_p
     names = list_paths().decode().split(",")
+    attend = library.cinetile_attend
+    attend.restype = ctypes.c_int
+    attend.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
     return NativeLibrary(
         paths=tuple(name for name in names if not name.startswith("(")),
         test_paths=tuple(name.strip("()") for name in names if name.startswith("(")),
+        attend=attend,
     )

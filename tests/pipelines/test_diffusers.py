@@ -1,0 +1,675 @@
+"""Sparse attention in diffusers pipelines: every family, and what users do with a pipeline."""
+
+import filecmp
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tiny_pipelines import PIPELINES, STEPS, TinyPipeline
+from torch.overrides import TorchFunctionMode
+
+import cinetile as ct
+import cinetile.diffusers as ctd
+from cinetile.diffusers.processors import SparseProcessor
+from cinetile.kernels.cpu.library import load_library
+from cinetile.policy.plans import policy_plans
+
+EXACT: dict[str, Any] = {"mode": "split", "block_q": 16, "block_kv": 8, "width_multiple": 4}
+POLICY = ct.SparsityPolicy(0.4, dense_steps=((0, 1),), dense_layers=((0, 1),), **EXACT)
+EVERYTHING = ct.SparsityPolicy(1.0, dense_steps=(), dense_layers=(), **EXACT)
+SPARSE = ct.SparsityPolicy(0.4, dense_steps=(), dense_layers=(), **EXACT)
+WAN = PIPELINES[0]
+EXPERTS = PIPELINES[1]
+
+every_family = pytest.mark.parametrize("tiny", PIPELINES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@functools.cache
+def dense_result(tiny: TinyPipeline) -> torch.Tensor:
+    return tiny.run(tiny.build())
+
+
+def named(name: str) -> TinyPipeline:
+    return next(tiny for tiny in PIPELINES if tiny.name == name)
+
+
+def transformers(pipe: Any) -> dict[str, Any]:
+    models = {name: getattr(pipe, name, None) for name in ("transformer", "transformer_2")}
+    return {name: model for name, model in models.items() if model is not None}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class _MaskedAttention(TorchFunctionMode):
+    """PyTorch's own attention with a boolean mask for each head."""
+
+    def __init__(self, keep: torch.Tensor) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            mask = kwargs.get("attn_mask")
+            kwargs["attn_mask"] = self.keep if mask is None else self.keep & mask
+        return func(*args, **kwargs)
+
+
+class MaskedProcessor:
+    """Stands in for a layer's processor with the masks that a run has recorded."""
+
+    def __init__(self, original: Any, masks: Iterator[torch.Tensor]) -> None:
+        self.original = original
+        self.masks = masks
+        vars(self)["__call__"] = original.__call__  # the signature by which layers pass arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _MaskedAttention(next(self.masks)):
+            return self.original(*args, **kwargs)
+
+
+def keep_of(call: ctd.LayerCall, policy: ct.SparsityPolicy, expert: str | None) -> torch.Tensor:
+    """Pairs that the heads of a call keep, [batch, heads, queries, keys], from the masks alone."""
+    planned = policy_plans(policy, call.grid, num_steps=call.num_steps, num_layers=3, expert=expert)
+    assert planned.choices == call.choices
+    masks = np.stack([plan.mask.to_dense() for plan in planned.plans])
+    return torch.from_numpy(masks[call.routes])
+
+
+@every_family
+class TestFamilies:
+    def test_density_one_is_the_original(self, tiny: TinyPipeline) -> None:
+        pipe = tiny.build()
+        with ctd.enable_sparse_attention(pipe, EVERYTHING) as handle:
+            found = tiny.run(pipe)
+        close(found, dense_result(tiny))
+        assert len(handle.summary().calls) == STEPS * tiny.passes * tiny.num_layers
+        assert not any(call.is_dense for call in handle.summary().calls)
+
+    def test_routed_output_is_attention_under_the_masks(self, tiny: TinyPipeline) -> None:
+        pipe = tiny.build()
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            found = tiny.run(pipe)
+        calls = handle.summary().calls
+        assert {str(call.choices[route]) for call in calls for route in call.routes.flat} >= {
+            "dense",
+            "temporal 0.4",
+        }
+        experts = {"transformer": None, "transformer_2": None}
+        if len(transformers(pipe)) == 2:
+            experts = {"transformer": "high_noise", "transformer_2": "low_noise"}
+        family = ctd.FAMILIES[[one.name for one in ctd.FAMILIES].index(tiny.family)]
+        for component, model in transformers(pipe).items():
+            for index, layer in enumerate(family.layers(model)):
+                masks = iter(
+                    [
+                        keep_of(call, POLICY, experts[component])
+                        for call in calls
+                        if (call.component, call.layer) == (component, index)
+                    ]
+                )
+                layer.set_processor(MaskedProcessor(layer.processor, masks))
+        close(tiny.run(pipe), found)
+        assert (found - dense_result(tiny)).abs().max() > 1e-3
+
+    def test_only_self_attention_is_touched(self, tiny: TinyPipeline) -> None:
+        pipe = tiny.build()
+        before = processors(pipe)
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            after = processors(pipe)
+        changed = {name for name in before if before[name] is not after[name]}
+        assert len(changed) == tiny.num_layers * len(transformers(pipe))
+        for name in before:
+            assert (name in changed) == isinstance(after[name], SparseProcessor)
+            assert name not in changed or ".attn1" in name or name.endswith(".attn")
+            assert "refiner" not in name or name not in changed
+
+    def test_restore_is_exact(self, tiny: TinyPipeline) -> None:
+        pipe = tiny.build()
+        before = processors(pipe), hooks(pipe)
+        handle = ctd.enable_sparse_attention(pipe, POLICY)
+        tiny.run(pipe)
+        handle.restore()
+        after = processors(pipe), hooks(pipe)
+        assert before[0].keys() == after[0].keys()
+        assert all(before[0][name] is after[0][name] for name in before[0])
+        assert before[1] == after[1]
+        assert torch.equal(tiny.run(pipe), dense_result(tiny))
+        handle.restore()
+
+    def test_summary(self, tiny: TinyPipeline) -> None:
+        pipe = tiny.build()
+        handle = ctd.enable_sparse_attention(pipe, POLICY)
+        assert str(handle.summary()) == f"{tiny.family}: nothing has run yet"
+        tiny.run(pipe)
+        summary = handle.summary()
+        places = [(call.step, call.forward, call.layer) for call in summary.calls]
+        assert places == [
+            (step, step * tiny.passes + one, layer)
+            for step in range(STEPS)
+            for one in range(tiny.passes)
+            for layer in range(tiny.num_layers)
+        ]
+        for call in summary.calls:
+            assert call.grid == tiny.grid
+            assert call.num_steps == STEPS
+            assert call.is_dense == (call.step == 0 or call.layer == 0)
+            assert call.routes.shape == (tiny.rows, 2)
+            assert sum(call.heads_by_choice.values()) == 2 * tiny.rows
+            assert call.is_dense == (call.errors is None)
+            assert call.implementation.startswith("cpu (")
+            assert (call.visited == 1.0) == call.is_dense
+        assert summary.sparse_calls == (STEPS - 1) * tiny.passes * (tiny.num_layers - 1)
+        rows = summary.rows()
+        assert len(rows) == len(summary.calls)
+        assert rows[0]["heads"] == {"dense": 2 * tiny.rows}
+        words = str(summary)
+        assert f"{summary.sparse_calls} of {len(rows)} self-attention calls sparse" in words
+        assert "transformer, step 0 of 3: layers 0-2 dense" in words
+
+
+def processors(pipe: Any) -> dict[str, Any]:
+    return {
+        f"{component}.{name}": module.processor
+        for component, model in transformers(pipe).items()
+        for name, module in model.named_modules()
+        if hasattr(module, "processor")
+    }
+
+
+def hooks(pipe: Any) -> list[Any]:
+    return [
+        [dict(model._forward_pre_hooks), dict(model._forward_hooks)]
+        for model in transformers(pipe).values()
+    ]
+
+
+class TestTracking:
+    def calls(self, tiny: TinyPipeline, **changes: Any) -> tuple[ctd.LayerCall, ...]:
+        pipe = tiny.build()
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            tiny.run(pipe, **changes)
+        return handle.summary().calls
+
+    def test_experts_share_the_schedule(self) -> None:
+        calls = self.calls(EXPERTS)
+        components = {(call.component, call.step) for call in calls}
+        assert components == {("transformer", 0), ("transformer", 1), ("transformer_2", 2)}
+
+    def test_experts_have_densities_of_their_own(self) -> None:
+        rules = (
+            ct.DensityRule(0.6, expert="high_noise"),
+            ct.DensityRule(0.3, expert="low_noise"),
+        )
+        policy = ct.SparsityPolicy(0.4, rules, dense_steps=(), dense_layers=(), **EXACT)
+        pipe = EXPERTS.build()
+        with ctd.enable_sparse_attention(pipe, policy) as handle:
+            EXPERTS.run(pipe)
+        densities = {
+            (call.component, call.choices[route].density)
+            for call in handle.summary().calls
+            for route in call.routes.flat
+        }
+        assert densities == {("transformer", 0.6), ("transformer_2", 0.3)}
+
+    def test_any_size(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            for frames, height, width in ((5, 48, 32), (9, 32, 80)):
+                WAN.run(pipe, num_frames=frames, height=height, width=width)
+                grid = ct.TokenGrid.from_video(frames, height, width)
+                assert {call.grid for call in handle.summary().calls} == {grid}
+
+    def test_without_guidance(self) -> None:
+        assert len(self.calls(WAN, guidance_scale=1.0)) == STEPS * WAN.num_layers
+
+    def test_several_videos_of_a_prompt(self) -> None:
+        calls = self.calls(WAN, num_videos_per_prompt=2)
+        assert {call.routes.shape for call in calls} == {(2, 2)}
+
+    def test_the_summary_is_of_the_latest_run(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            WAN.run(pipe)
+            WAN.run(pipe, num_inference_steps=1)
+            calls = handle.summary().calls
+            WAN.run(pipe, num_inference_steps=1)
+            assert len(handle.summary().calls) == len(calls) == 2 * WAN.num_layers
+        assert {call.num_steps for call in calls} == {1}
+
+    def test_a_run_over_part_of_a_schedule(self) -> None:
+        """Steps count from the start of the schedule, whoever calls the model."""
+        pipe = WAN.build()
+        pipe.scheduler.set_timesteps(5)
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle, torch.no_grad():
+            for time in pipe.scheduler.timesteps[2:4]:
+                call_model(pipe, time.expand(1))
+        assert [call.step for call in handle.summary().calls] == [2] * 3 + [3] * 3
+
+    def test_timesteps_in_bfloat16(self) -> None:
+        pipe = WAN.build()
+        pipe.scheduler.set_timesteps(5)
+        times = pipe.scheduler.timesteps.to(torch.bfloat16)
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle, torch.no_grad():
+            for time in times:
+                call_model(pipe, time.expand(1))
+        assert [call.step for call in handle.summary().calls[::3]] == [0, 1, 2, 3, 4]
+
+    def test_equal_timesteps_are_told_apart_by_the_scheduler(self) -> None:
+        pipe = WAN.build()
+        pipe.scheduler.timesteps = torch.tensor([999, 998, 998, 500])
+        arguments = {"timestep": torch.tensor([998])}
+        assert ctd.step_by_timestep(pipe, arguments).step == 1
+        pipe.scheduler._step_index = 2
+        assert ctd.step_by_timestep(pipe, arguments).step == 2
+
+    def test_a_timestep_that_no_schedule_has(self) -> None:
+        pipe = WAN.build()
+        pipe.scheduler.set_timesteps(5)
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            torch.no_grad(),
+            pytest.raises(ValueError, match=r"timestep 20 is not in the scheduler's schedule of 5"),
+        ):
+            call_model(pipe, torch.tensor([20]))
+
+    def test_the_same_seed_gives_the_same_video(self) -> None:
+        results = []
+        for seed in (0, 0):
+            pipe = WAN.build()
+            with ctd.enable_sparse_attention(pipe, POLICY, seed=seed):
+                results.append(WAN.run(pipe))
+        assert torch.equal(*results)
+
+
+def call_model(pipe: Any, timestep: torch.Tensor) -> Any:
+    return pipe.transformer(
+        hidden_states=torch.zeros(1, 16, 5, 8, 10),
+        timestep=timestep,
+        encoder_hidden_states=torch.zeros(1, 8, 32),
+        return_dict=False,
+    )
+
+
+class TestConventions:
+    def test_enabling_twice(self) -> None:
+        pipe = WAN.build()
+        handle = ctd.enable_sparse_attention(pipe, POLICY)
+        with pytest.raises(ValueError, match=r"pipe.transformer has sparse attention already"):
+            ctd.enable_sparse_attention(pipe, POLICY)
+        handle.restore()
+        ctd.enable_sparse_attention(pipe, POLICY).restore()
+
+    def test_a_transformer_in_two_pipelines(self) -> None:
+        pipe, other = WAN.build(), WAN.build()
+        other.transformer = pipe.transformer
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            pytest.raises(ValueError, match="already"),
+        ):
+            ctd.enable_sparse_attention(other, POLICY)
+
+    def test_several_pipelines_at_once(self) -> None:
+        first, second = WAN.build(), named("ltx").build()
+        with (
+            ctd.enable_sparse_attention(first, POLICY) as one,
+            ctd.enable_sparse_attention(second, SPARSE) as other,
+        ):
+            WAN.run(first)
+            named("ltx").run(second)
+            assert (one.summary().family, other.summary().family) == (WAN.family, "LTX-Video")
+            assert one.summary().sparse_calls < len(one.summary().calls)
+            assert other.summary().sparse_calls == len(other.summary().calls)
+
+    def test_an_exception_inside_a_run(self) -> None:
+        pipe = WAN.build()
+
+        def stop(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            with pytest.raises(KeyboardInterrupt):
+                WAN.run(pipe, callback_on_step_end=stop)
+            assert {call.step for call in handle.summary().calls} == {0}
+            WAN.run(pipe)
+            assert len(handle.summary().calls) == STEPS * 2 * WAN.num_layers
+        assert torch.equal(WAN.run(pipe), dense_result(WAN))
+
+    def test_an_exception_inside_the_model(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                pipe.transformer(
+                    hidden_states=torch.zeros(1, 16, 5, 8, 10),
+                    timestep=torch.tensor([999]),
+                    encoder_hidden_states=torch.zeros(1, 8, 31),
+                )
+            layer = pipe.transformer.blocks[0].attn1
+            with pytest.raises(RuntimeError, match="outside the model's forward"):
+                layer(torch.zeros(1, 100, 24))
+
+    def test_saving(self, tmp_path: Path) -> None:
+        pipe = WAN.build()
+        pipe.save_pretrained(tmp_path / "dense")
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            WAN.run(pipe)
+            pipe.save_pretrained(tmp_path / "sparse")
+        files = sorted(
+            path.relative_to(tmp_path / "dense")
+            for path in (tmp_path / "dense").rglob("*")
+            if path.is_file()
+        )
+        assert len(files) > 3
+        same, *different = filecmp.cmpfiles(
+            tmp_path / "dense", tmp_path / "sparse", [str(file) for file in files], shallow=False
+        )
+        assert (len(same), different) == (len(files), [[], []])
+
+    @pytest.mark.usefixtures("fresh_compiler")
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_compiled(self, when: str) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            expected = WAN.run(pipe)
+        if when == "before":
+            pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            if when == "after":
+                pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+            close(WAN.run(pipe), expected)
+            assert len(handle.summary().calls) == STEPS * 2 * WAN.num_layers
+        close(WAN.run(pipe), dense_result(WAN))
+
+    @pytest.mark.usefixtures("fresh_compiler")
+    def test_compiled_as_one_graph_is_refused(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            pipe.transformer = torch.compile(pipe.transformer, backend="eager", fullgraph=True)
+            with pytest.raises(Exception, match=r"cannot be traced; compile with fullgraph=False"):
+                WAN.run(pipe)
+
+    def test_processors_that_others_replace(self) -> None:
+        pipe = WAN.build()
+        handle = ctd.enable_sparse_attention(pipe, POLICY)
+        layer = pipe.transformer.blocks[1].attn1
+        ours = layer.processor
+        layer.set_processor(ours.original)
+        message = "layer 1 of pipe.transformer was replaced by WanAttnProcessor"
+        with pytest.raises(RuntimeError, match=message):
+            WAN.run(pipe)
+        with pytest.raises(RuntimeError, match=message):
+            handle.restore()
+        layer.set_processor(ours)
+        handle.restore()
+        assert torch.equal(WAN.run(pipe), dense_result(WAN))
+
+    def test_another_backend_of_the_model(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            pipe.transformer.set_attention_backend("flex")
+            with pytest.raises(Exception, match=r"set_attention_backend\('native'\)|flex"):
+                WAN.run(pipe)
+            pipe.transformer.set_attention_backend("_native_math")
+            WAN.run(pipe)
+        assert pipe.transformer.blocks[0].attn1.processor._attention_backend == "_native_math"
+
+    def test_fused_projections(self) -> None:
+        pipe = WAN.build()
+        pipe.transformer.fuse_qkv_projections()
+        with ctd.enable_sparse_attention(pipe, EVERYTHING):
+            close(WAN.run(pipe), dense_result(WAN))
+
+
+class TestTensors:
+    def test_bfloat16(self) -> None:
+        pipe = WAN.build()
+        pipe.transformer.to(torch.bfloat16)
+        dense = WAN.run(pipe)
+        with ctd.enable_sparse_attention(pipe, EVERYTHING):
+            np.testing.assert_allclose(WAN.run(pipe), dense, rtol=0.1, atol=0.1)
+
+    def test_inference_mode(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, EVERYTHING), torch.inference_mode():
+            close(WAN.run(pipe), dense_result(WAN))
+
+    def test_float16_is_refused(self) -> None:
+        pipe = WAN.build()
+        pipe.transformer.to(torch.float16)
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            pytest.raises(
+                TypeError, match=r"query must be float32 or bfloat16, got torch\.float16"
+            ),
+        ):
+            WAN.run(pipe)
+
+    def test_gradients_are_refused(self) -> None:
+        pipe = WAN.build()
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            pytest.raises(RuntimeError, match="has no gradients"),
+        ):
+            call_model(pipe, torch.tensor([999]))
+
+    def test_tokens_that_are_not_of_the_grid(self) -> None:
+        pipe = WAN.build()
+
+        def shorter(call: ctd.Call) -> tuple[int, int, int]:
+            _, _, frames, height, width = call.shape("hidden_states")
+            return frames - 1, height // 2, width // 2
+
+        wan = ctd.FAMILIES[0]
+        family = ctd.Family("other", wan.models, (), wan.self_attention, shorter)
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY, family=family),
+            pytest.raises(ValueError, match=r"has 100 tokens, but .* 4x4x5 = 80 tokens"),
+        ):
+            WAN.run(pipe)
+
+    def test_no_copy_and_the_threads_of_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The kernel is given the tensors' own memory, tokens first or heads first."""
+        from cinetile.diffusers import tensors
+
+        seen: list[Any] = []
+        call = tensors.DirectAttention.__call__
+        attend = tensors.TensorAttention.attend
+
+        def watched_call(self: Any, *operands: Any, **options: Any) -> None:
+            seen[-1] += [operand.address for operand in operands[:3]], options["num_threads"]
+            call(self, *operands, **options)
+
+        def watched_attend(self: Any, *arrays: Any, **options: Any) -> Any:
+            seen.append(([array.data_ptr() for array in arrays],))
+            return attend(self, *arrays, **options)
+
+        monkeypatch.setattr(tensors.DirectAttention, "__call__", watched_call)
+        monkeypatch.setattr(tensors.TensorAttention, "attend", watched_attend)
+        torch.set_num_threads(3)
+        for tiny in (WAN, named("cogvideox")):
+            pipe = tiny.build()
+            with ctd.enable_sparse_attention(pipe, POLICY):
+                tiny.run(pipe)
+        assert seen
+        for given, passed, threads in seen:
+            assert given == passed
+            assert threads == 3
+
+    def test_features_with_gaps(self) -> None:
+        attention = tensor_attention(SPARSE, WAN.grid)
+        query, key, value = tensors_on(WAN.grid)
+        options: dict[str, Any] = {"step": 1, "layer": 1, "scale": 0.5, "prompt_length": None}
+        wide = torch.zeros(*query.shape[:3], 2 * query.shape[3])
+        wide[..., ::2] = query
+        expected = attention.attend(query, key, value, **options)
+        found = attention.attend(wide[..., ::2], key, value, **options)
+        assert torch.equal(found.output, expected.output)
+
+    @pytest.mark.parametrize("probe", ["plan", "svg"])
+    def test_same_as_the_module_of_jax(self, probe: str) -> None:
+        """Routes, errors and output are those of `ct.SparseAttention` with the same seed."""
+        import jax
+
+        policy = ct.SparsityPolicy(0.4, dense_steps=((0, 1),), probe=probe, **EXACT)
+        attention = tensor_attention(policy, WAN.grid)
+        module = ct.SparseAttention(
+            WAN.grid, policy, num_steps=STEPS, num_layers=3, dtype="float32", implementation="cpu"
+        )
+        arrays = tensors_on(WAN.grid)
+        for step, layer in ((0, 1), (1, 0), (1, 1), (2, 2)):
+            found = attention.attend(*arrays, step=step, layer=layer, scale=0.5, prompt_length=None)
+            output, record = module(
+                *(array.numpy() for array in arrays),
+                step=step,
+                layer=layer,
+                rng=jax.random.key(0),
+                scale=0.5,
+                return_record=True,
+            )
+            np.testing.assert_array_equal(found.routes, record.routes)
+            np.testing.assert_allclose(found.output, output, rtol=1e-6, atol=1e-6)
+            if found.errors is not None:
+                np.testing.assert_array_equal(found.errors, record.errors)
+
+
+def tensor_attention(policy: ct.SparsityPolicy, grid: ct.TokenGrid) -> Any:
+    from cinetile.diffusers.tensors import TensorAttention
+
+    return TensorAttention(
+        grid, STEPS, 3, None, torch.float32, False, policy=policy, implementation=None, seed=0
+    )
+
+
+def tensors_on(grid: ct.TokenGrid) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(1, grid.num_tokens, 2, 16, generator=generator) for _ in "qkv"]
+
+
+class TestImplementations:
+    def test_by_name(self) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            expected = WAN.run(pipe)
+        with ctd.enable_sparse_attention(pipe, POLICY, implementation="xla") as handle:
+            close(WAN.run(pipe), expected)
+        assert handle.summary().implementations == ("xla through DLPack",)
+
+    def test_without_the_native_library_the_summary_tells(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("cinetile.kernels.cpu.implementation.load_library", lambda: "not built")
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, EVERYTHING) as handle:
+            close(WAN.run(pipe), dense_result(WAN))
+        assert handle.summary().implementations == ("xla through DLPack",)
+        with pytest.raises(NotImplementedError, match="cpu: not built"):
+            ctd.enable_sparse_attention(pipe, POLICY, implementation="cpu")
+
+    def test_the_native_one_is_built_here(self) -> None:
+        assert not isinstance(load_library(), str)
+
+
+class TestPromptMasks:
+    GRID = ct.TokenGrid(2, 2, 2, text_tokens=4)
+
+    def length(self, mask: torch.Tensor | None, grid: ct.TokenGrid = GRID) -> Any:
+        from cinetile.diffusers.processors import prompt_length_of
+
+        return prompt_length_of(mask, 2, grid)
+
+    def test_lengths(self) -> None:
+        mask = torch.ones(2, 1, 1, 12, dtype=torch.bool)
+        assert self.length(None) is None
+        assert self.length(mask) is None
+        mask[0, ..., 9:] = False
+        np.testing.assert_array_equal(self.length(mask), [1, 4])
+        np.testing.assert_array_equal(self.length(mask[:1].expand(1, 3, 12, 12)), [1, 1])
+
+    def test_text_in_front(self) -> None:
+        grid = ct.TokenGrid(2, 2, 2, text_tokens=4, text_first=True)
+        mask = torch.ones(1, 1, 1, 12, dtype=torch.bool)
+        mask[..., 3] = False
+        np.testing.assert_array_equal(self.length(mask, grid), [3, 3])
+
+    @pytest.mark.parametrize(
+        "mask",
+        [
+            torch.arange(12).reshape(1, 1, 1, 12) != 9,
+            torch.arange(12).reshape(1, 1, 1, 12) != 0,
+            torch.ones(12, 12, dtype=torch.bool).tril().reshape(1, 1, 12, 12),
+            torch.zeros(1, 1, 1, 12),
+            torch.ones(1, 1, 1, 11, dtype=torch.bool),
+        ],
+        ids=["hole-in-text", "no-first-frame", "causal", "additive", "shorter"],
+    )
+    def test_other_masks_are_refused(self, mask: torch.Tensor) -> None:
+        with pytest.raises(ValueError, match="none of the end of its text"):
+            self.length(mask)
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestBadArguments:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"policy": 0.5}, TypeError, "policy must be a SparsityPolicy or a preset's name"),
+            ({"policy": "fast"}, ValueError, "name must be one of 'conservative'"),
+            ({"family": "wan"}, TypeError, "family must be a Family, got str"),
+            ({"seed": -1}, ValueError, "seed must be at least 0"),
+            ({"implementation": "cuda"}, ValueError, "implementation must be None, one of"),
+            ({"implementation": "pallas_tpu"}, NotImplementedError, "not on a TPU"),
+        ],
+        ids=str,
+    )
+    def test_refused(self, options: Any, error: type[Exception], message: str) -> None:
+        pipe = WAN.build()
+        before = processors(pipe)
+        with pytest.raises(error, match=message):
+            ctd.enable_sparse_attention(pipe, **options)
+        assert processors(pipe) == before
+
+    def test_an_unknown_pipeline(self) -> None:
+        class Strange:
+            transformer = torch.nn.Linear(1, 1)
+
+        message = (
+            r"got Strange with Linear. Supported: Wan 2.1 and 2.2 \(WanTransformer3DModel\); "
+            r"HunyuanVideo .*Family\(\.\.\.\), .*docs/howto/diffusers.md"
+        )
+        with pytest.raises(ValueError, match=message):
+            ctd.enable_sparse_attention(Strange())
+        with pytest.raises(ValueError, match="got object with no transformer"):
+            ctd.enable_sparse_attention(object())
+
+    def test_a_family_that_does_not_fit(self) -> None:
+        wan = ctd.FAMILIES[0]
+        family = ctd.Family("other", (), (), ("layers.*.attn",), wan.video_grid)
+        with pytest.raises(ValueError, match=r"family other has .* at layers\.\*\.attn, but Wan"):
+            ctd.enable_sparse_attention(WAN.build(), family=family)
