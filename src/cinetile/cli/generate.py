@@ -39,7 +39,7 @@ model_options = stacked(
         "--model",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="Folder in diffusers' layout.  [default: the small checkpoint that ships with this]",
+        help="Folder in diffusers' layout.  [default: the small checkpoint, where it is installed]",
     ),
     click.option(
         "--dtype",
