@@ -102,7 +102,7 @@ class TestEntryPoint:
             stderr=subprocess.PIPE,
             text=True,
             # A shell that started the tests in its background has the signal ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         try:
             assert process.stderr is not None
