@@ -101,14 +101,19 @@ class TestEntryPoint:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell that started the tests in its background has the signal ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("timing"):
-                break
-        time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.startswith("timing"):
+                    break
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
         assert process.returncode == 130
         assert stdout == ""
         assert stderr.strip() == "Interrupted."
