@@ -24,7 +24,7 @@ import cinetile as ct
 from cinetile.bench.ladder import LadderConfig, LadderResult, run_ladder
 from cinetile.bench.workload import Workload
 from cinetile.kernels.cpu.implementation import PATH_VARIABLE
-from cinetile.kernels.cpu.library import load_library
+from cinetile.kernels.cpu.native import load_library
 
 PARTS = ("rivals", "paths", "memory")
 MODES = ("dense", "naive", "split", "aligned")

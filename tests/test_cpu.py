@@ -19,7 +19,7 @@ from cinetile.kernels import registry
 from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.cpu.blocks import tuned_blocks
 from cinetile.kernels.cpu.implementation import PATH_VARIABLE
-from cinetile.kernels.cpu.library import TARGET, load_library
+from cinetile.kernels.cpu.native import TARGET, load_library
 from cinetile.kernels.cpu.tables import FlatTables, flatten_plans
 
 LIBRARY = load_library()

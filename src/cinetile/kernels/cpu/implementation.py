@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from cinetile.kernels.base import Implementation
 from cinetile.kernels.cpu.blocks import tuned_blocks
-from cinetile.kernels.cpu.library import TARGET, load_library
+from cinetile.kernels.cpu.native import TARGET, load_library
 from cinetile.kernels.cpu.tables import flatten_plans
 from cinetile.kernels.portable_gradients import Outputs, attend_with_portable_gradients
 from cinetile.plans import TilePlan
