@@ -10,7 +10,7 @@ from kernel_cases import SMALL, TEXT_LAST
 
 import cinetile as ct
 from cinetile.kernels.cpu.direct import DirectAttention, Operand
-from cinetile.kernels.cpu.library import load_library
+from cinetile.kernels.cpu.native import load_library
 
 LIBRARY = load_library()
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 import cinetile as ct
 import cinetile.diffusers as ctd
 from cinetile.diffusers.processors import SparseProcessor
-from cinetile.kernels.cpu.library import load_library
+from cinetile.kernels.cpu.native import load_library
 from cinetile.policy.plans import policy_plans
 
 EXACT: dict[str, Any] = {"mode": "split", "block_q": 16, "block_kv": 8, "width_multiple": 4}

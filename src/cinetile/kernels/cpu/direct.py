@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from cinetile import _checks
-from cinetile.kernels.cpu.library import load_library
+from cinetile.kernels.cpu.native import load_library
 from cinetile.kernels.cpu.tables import flatten_plans
 from cinetile.plans import TilePlan
 
