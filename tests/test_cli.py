@@ -96,13 +96,16 @@ class TestEntryPoint:
     @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
     def test_interrupt(self):
         many_rounds = ("--repeats", "1000000")
+        # A shell that started the tests in its background has the signal ignored.
+        heed_interrupts = (
+            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+            "os.execv(sys.argv[1], sys.argv[1:])"
+        )
         process = subprocess.Popen(
-            [script(), "ladder", *TINY_LADDER, *many_rounds],
+            [sys.executable, "-c", heed_interrupts, script(), "ladder", *TINY_LADDER, *many_rounds],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell that started the tests in its background has the signal ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         try:
             assert process.stderr is not None
