@@ -451,6 +451,7 @@ class TestPolicy:
         assert isinstance(dense, DenseAttention)
         assert dense.implementation == ("xla",)
 
+    @pytest.mark.filterwarnings("ignore:density .* is lost:UserWarning")
     def test_each_expert_has_its_own(self, tmp_path: Path):
         pipe = WanPipeline.from_pretrained(two_experts(GOLDEN, tmp_path))
         plan = pipe.check_inputs("a red ball", height=32, width=32, num_frames=5)

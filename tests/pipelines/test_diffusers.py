@@ -239,6 +239,7 @@ class TestTracking:
         }
         assert densities == {("transformer", 0.6), ("transformer_2", 0.3)}
 
+    @pytest.mark.filterwarnings("ignore:density .* is lost:UserWarning")
     def test_any_size(self) -> None:
         pipe = WAN.build()
         with ctd.enable_sparse_attention(pipe, POLICY) as handle:

@@ -41,6 +41,7 @@ def test_every_class_is_there() -> None:
             assert isinstance(getattr(diffusers, name), type), name
 
 
+@pytest.mark.filterwarnings("ignore:density .* is lost:UserWarning")
 def test_the_code_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tiny pipeline that takes any prompt, and small sizes whatever it is asked for."""
     tiny = PIPELINES[0]
