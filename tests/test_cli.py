@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from commands import heeding_interrupts
 
 import cinetile as ct
 from cinetile.cli import main
@@ -96,13 +97,8 @@ class TestEntryPoint:
     @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
     def test_interrupt(self):
         many_rounds = ("--repeats", "1000000")
-        # A shell that started the tests in its background has the signal ignored.
-        heed_interrupts = (
-            "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-            "os.execv(sys.argv[1], sys.argv[1:])"
-        )
         process = subprocess.Popen(
-            [sys.executable, "-c", heed_interrupts, script(), "ladder", *TINY_LADDER, *many_rounds],
+            heeding_interrupts(script(), "ladder", *TINY_LADDER, *many_rounds),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from commands import heeding_interrupts
 from wan_models import small_pipeline
 
 import cinetile as ct
@@ -173,7 +174,7 @@ class TestErrors:
         script = str(Path(sysconfig.get_path("scripts")) / "cinetile")
         named = ("--model", str(model), "--out", str(tmp_path / "a.mp4"))
         process = subprocess.Popen(
-            [script, "generate", PROMPT, "--steps", "5000", *named],
+            heeding_interrupts(script, "generate", PROMPT, "--steps", "5000", *named),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
