@@ -1,4 +1,4 @@
-"""The small checkpoint that ships with the package."""
+"""Where the small checkpoint lies in an installation that has it."""
 
 import importlib.resources
 from pathlib import Path
