@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from cinetile import metrics
 from cinetile.attention import attention
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.kernels import ImplementationStatus, default_blocks, implementations, reference_rows
@@ -45,6 +46,7 @@ __all__ = [
     "dense_mask",
     "density_from_width",
     "implementations",
+    "metrics",
     "plan_tiles",
     "reference_rows",
     "route_heads",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from cinetile._files import replace_file
 from cinetile.bench import LadderResult, LadderRow
+from cinetile.canvas import Canvas, require_matplotlib
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.plans import TilePlan
 from cinetile.plans.picture import downsample
@@ -29,7 +29,6 @@ _MAX_CELLS = 400
 _MAX_TILES_WITH_GAPS = 72
 _MAX_FRAME_TICKS = 8
 _EDGE_POINTS = 4096
-_DOTS_PER_INCH = 150
 
 # Inches.
 _LEFT, _RIGHT, _GAP = 0.8, 0.25, 0.45
@@ -45,18 +44,6 @@ _MEANING = {
     "split": "masks only the tiles on an edge",
     "aligned": "keeps or skips edge tiles whole",
 }
-
-
-def require_matplotlib() -> None:
-    """Raises where pictures cannot be drawn.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "cinetile[plot]"') from error
 
 
 def plan_picture(
@@ -76,7 +63,7 @@ def plan_picture(
     require_matplotlib()
     if not plans:
         raise ValueError("plans must hold at least one plan, got none")
-    canvas = _Canvas(_map_width(len(plans)), _map_height(len(plans)))
+    canvas = Canvas(_map_width(len(plans)), _map_height(len(plans)))
     _draw_maps(canvas, plans, title or _heading(plans[0]))
     canvas.save(path)
 
@@ -98,7 +85,7 @@ def ladder_picture(
     drawn = [plans[row.mode] for row in result.rows]
     bars_height = _BAR * (len(result.rows) + len(result.rivals))
     width, maps_height = _map_width(len(drawn)), _map_height(len(drawn))
-    canvas = _Canvas(width, maps_height + bars_height + _BELOW_BARS)
+    canvas = Canvas(width, maps_height + bars_height + _BELOW_BARS)
     _draw_maps(canvas, drawn, _heading(drawn[0]))
     bars_width = width - _LEFT_OF_BARS - _RIGHT
     _draw_times(canvas.axes(_LEFT_OF_BARS, maps_height, bars_width, bars_height), result)
@@ -123,7 +110,7 @@ def route_picture(table: RouteTable, path: str | os.PathLike[str]) -> None:
     width = min(_WIDEST_ROUTES, max(_LEAST_WIDTH, 0.3 * len(steps)))
     height = min(_TALLEST_ROUTES, max(_LEAST_ROUTES, 0.16 * len(layers)))
     maps = 1 + len(table.patterns)
-    canvas = _Canvas(_LEFT + width + _RIGHT_OF_ROUTES, 0.4 + maps * (height + _BELOW_ROUTES))
+    canvas = Canvas(_LEFT + width + _RIGHT_OF_ROUTES, 0.4 + maps * (height + _BELOW_ROUTES))
 
     def axes(index: int, title: str) -> "Axes":
         top = 0.4 + index * (height + _BELOW_ROUTES)
@@ -205,35 +192,6 @@ def _draw_errors(
     bar.ax.tick_params(labelsize=8)
 
 
-class _Canvas:
-    """A figure that is laid out in inches from its upper left corner."""
-
-    def __init__(self, width: float, height: float) -> None:
-        # Not pyplot: that would change the caller's backend and keep the figure alive.
-        from matplotlib.figure import Figure
-
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH)
-
-    def axes(self, left: float, top: float, width: float, height: float) -> "Axes":
-        bottom = self.height - top - height
-        return self.figure.add_axes(
-            (
-                left / self.width,
-                bottom / self.height,
-                width / self.width,
-                height / self.height,
-            )
-        )
-
-    def point(self, left: float, top: float) -> tuple[float, float]:
-        """A place as fractions of the figure."""
-        return left / self.width, 1 - top / self.height
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        replace_file(path, lambda file: self.figure.savefig(file, format="png", facecolor="white"))
-
-
 def _panel(num_panels: int) -> float:
     """Side of a tile map."""
     return 3.55 if num_panels > 2 else 4.9
@@ -259,7 +217,7 @@ def _heading(plan: TilePlan) -> str:
     )
 
 
-def _draw_maps(canvas: _Canvas, plans: Sequence[TilePlan], title: str) -> None:
+def _draw_maps(canvas: Canvas, plans: Sequence[TilePlan], title: str) -> None:
     side = _panel(len(plans))
     for index, plan in enumerate(plans):
         axes = canvas.axes(_LEFT + index * (side + _GAP), _ABOVE_MAPS, side, side)
@@ -369,7 +327,7 @@ def _ticks(order: TokenOrder, grid: TokenGrid) -> tuple[list[int], list[str], st
     return positions, [str(place) for place in places], name
 
 
-def _add_legend(canvas: _Canvas, plans: Sequence[TilePlan]) -> None:
+def _add_legend(canvas: Canvas, plans: Sequence[TilePlan]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -2,6 +2,7 @@
 
 import click
 
+from cinetile.cli.compare import compare_command
 from cinetile.cli.errors import ErrorMappingGroup
 from cinetile.cli.generate import generate_command
 from cinetile.cli.implementations import implementations_command
@@ -19,6 +20,7 @@ _COMMANDS: tuple[click.Command, ...] = (
     tune_command,
     tpu_command,
     generate_command,
+    compare_command,
     implementations_command,
 )
 

@@ -2,9 +2,8 @@
 
 import dataclasses
 import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -19,7 +18,6 @@ from cinetile.cli.options import (
     json_option,
     policy_option,
     read_policy,
-    stacked,
 )
 from cinetile.cli.output import (
     facts,
@@ -29,42 +27,8 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
+from cinetile.cli.wan_options import count_routes, model_options, open_pipeline, prompt_options
 from cinetile.cli.wording import percent, seconds
-
-if TYPE_CHECKING:
-    from cinetile.wan import WanPipeline
-
-model_options = stacked(
-    click.option(
-        "--model",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Folder in diffusers' layout.  [default: the small checkpoint, where it is installed]",
-    ),
-    click.option(
-        "--dtype",
-        type=click.Choice(("float32", "bfloat16")),
-        help="Dtype to compute in.  [default: as the weights are stored]",
-    ),
-)
-
-_prompt_options = stacked(
-    click.option("--negative-prompt", metavar="TEXT", help="What guidance leads away from."),
-    click.option("--steps", type=int, help="Denoising steps.  [default: the model's]"),
-    click.option(
-        "--guidance-scale",
-        type=float,
-        help="Weight of the prompt against the negative one; 1 for none.  [default: the model's]",
-    ),
-    click.option(
-        "--guidance-scale-2", type=float, help="The same for Wan 2.2's expert at low noise."
-    ),
-    click.option("--flow-shift", type=float, help="Of the noise levels.  [default: the model's]"),
-    click.option("--height", type=int, help="Pixels.  [default: the model's]"),
-    click.option("--width", type=int, help="Pixels.  [default: the model's]"),
-    click.option("--num-frames", type=int, help="Frames.  [default: the model's]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the noise."),
-)
 
 _EXAMPLES = """\b
 Examples:
@@ -79,7 +43,7 @@ Examples:
     "--out", metavar="MP4", type=OutputType(".mp4"), required=True, help="Video file to write."
 )
 @model_options
-@_prompt_options
+@prompt_options
 @click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
 @policy_option
 @implementation_option
@@ -153,34 +117,12 @@ def generate_command(
         "guidance_scales": list(plan.guidance_scales),
         "seed": seed,
         "policy": None if sparse is None else sparse.to_dict(),
-        "head_calls": None if sparse is None else _count_routes(output.records),
+        "head_calls": None if sparse is None else count_routes(output.records),
         "seconds": dict(output.seconds) | {"all": elapsed},
         "step_seconds": list(output.step_seconds),
     }
     report(document, json_target, lambda console: _print(console, document))
     tell_written(out)
-
-
-def open_pipeline(model: Path | None, dtype: str | None, flow_shift: float | None) -> "WanPipeline":
-    """Opens the pipeline that the options of a command name, without reading weights."""
-    from cinetile.wan import WanPipeline, small_checkpoint
-
-    pipe = WanPipeline.from_pretrained(
-        small_checkpoint() if model is None else model, dtype=dtype, keep_text_encoder=False
-    )
-    if flow_shift is not None:
-        pipe.scheduler = pipe.scheduler.with_shift(flow_shift)
-    return pipe
-
-
-def _count_routes(records: Any) -> dict[str, int]:
-    """How often a head of a layer was dense or had a pattern, over all steps."""
-    counts: Counter[str] = Counter()
-    for record in (one for pair in records for one in pair if one is not None):
-        routes = np.asarray(record.routes)
-        for index, choice in enumerate(record.choices):
-            counts[choice.pattern] += int(np.count_nonzero(routes == index))
-    return dict(counts)
 
 
 def _print(console: Console, document: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import click
 
 from cinetile import pictures
 from cinetile.bench import RIVALS, InputSource, LadderConfig, load_inputs, measure_ladder
+from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.ladder_tables import print_ladder
 from cinetile.cli.options import (
@@ -141,7 +142,7 @@ def ladder_command(
         if threads is not None:
             restrict_threads(threads)
     if picture is not None:
-        pictures.require_matplotlib()
+        require_matplotlib()
 
     with progress_on_stderr() as progress:
         with argument_errors():

@@ -12,6 +12,7 @@ from rich.panel import Panel
 import cinetile
 from cinetile import pictures
 from cinetile.bench import Workload
+from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import OutputType, json_option, make_workload, workload_options
 from cinetile.cli.output import facts, numbers, report, tell_written
@@ -65,7 +66,7 @@ def plan_command(
         workload = make_workload(**shape).with_blocks(implementation)
         plans = {name: workload.plan(name) for name in (MODES if mode is None else (mode,))}
     if picture is not None:
-        pictures.require_matplotlib()
+        require_matplotlib()
 
     document = {
         "cinetile": cinetile.__version__,

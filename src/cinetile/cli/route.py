@@ -15,6 +15,7 @@ import cinetile
 from cinetile import _checks, pictures
 from cinetile.bench import DTYPES
 from cinetile.bench.sources import SAMPLE_CLIP
+from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
     DEFAULT_DENSITY,
@@ -149,7 +150,7 @@ def route_command(
         calls = find_calls(files)
         _check_positions(calls, num_steps, num_layers)
     if picture is not None:
-        pictures.require_matplotlib()
+        require_matplotlib()
 
     rng = jax.random.key(seed)
     tables, descriptions = [], []

@@ -43,6 +43,9 @@ class Implementation(abc.ABC):
     automatic: ClassVar[bool] = True
     """Whether it may be chosen where the caller names none."""
 
+    finest_blocks: ClassVar[tuple[int, int]] = (32, 32)
+    """The smallest `block_q` and `block_kv` that it is asked for unless a caller wishes so."""
+
     moves_tokens: ClassVar[bool] = True
     """Whether it moves tokens to a plan's orders and back in passes of their own."""
 

@@ -9,6 +9,9 @@ from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKer
 from cinetile.kernels.reference import ReferenceImplementation
 from cinetile.kernels.xla import XlaImplementation
 
+# A sparse plan on fewer tokens than this gets at least so many tiles along either side.
+_SHORT_SEQUENCE, _TILES_A_SIDE = 8192, 16
+
 # In order of preference: the first one that can run is taken where the caller names none.
 _IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PallasTpuImplementation(),
@@ -67,7 +70,11 @@ def implementations() -> tuple[ImplementationStatus, ...]:
 
 
 def default_blocks(
-    num_tokens: int, dtype: str, implementation: str | Sequence[str] | None = None
+    num_tokens: int,
+    dtype: str,
+    implementation: str | Sequence[str] | None = None,
+    *,
+    sparse: bool = False,
 ) -> tuple[int, int]:
     """The `block_q` and `block_kv` that suit an implementation where the caller has no wish.
 
@@ -76,12 +83,21 @@ def default_blocks(
         dtype: "float32" or "bfloat16".
         implementation: a name, or a sequence of names of which the first that can run counts;
             by default the one that `attention` would choose here.
+        sparse: whether the tiles have to follow a sparse mask: on a short sequence they are then
+            at most a 16th of it, if the implementation has such small ones.
 
     Raises:
         ValueError: the name is unknown.
         NotImplementedError: the implementation cannot run on this machine.
     """
-    return select_implementation(implementation, None).default_blocks(num_tokens, dtype)
+    chosen = select_implementation(implementation, None)
+    block_q, block_kv = chosen.default_blocks(num_tokens, dtype)
+    if sparse and num_tokens < _SHORT_SEQUENCE:
+        largest = 1 << max(0, (num_tokens // _TILES_A_SIDE).bit_length() - 1)
+        finest_q, finest_kv = chosen.finest_blocks
+        block_q = min(block_q, max(finest_q, largest))
+        block_kv = min(block_kv, max(finest_kv, largest))
+    return block_q, block_kv
 
 
 def select_implementation(

@@ -21,6 +21,8 @@ from cinetile.routing import svg_probe_masks
 _MOST_WASTE = 2.0
 # A plan that visits this share of the pairs saves nothing worth the name.
 _DENSE_IN_ALL_BUT_NAME = 0.95
+# Band widths are multiples of this, but no coarser than so many of them fill the tokens.
+_WIDTH_MULTIPLE, _WIDTHS = 128, 32
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def policy_plans(
         of_level = [PlanChoice(*pair) for pair in zip(policy.patterns, densities, strict=True)]
         choices += [choice for choice in of_level if choice not in choices]
         plans_of_level.append(tuple(choices.index(choice) for choice in of_level))
-    block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
+    block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation, sparse=True)
     block_q, block_kv = policy.block_q or block_q, policy.block_kv or block_kv
     plans = tuple(_plan(policy, grid, choice, block_q, block_kv) for choice in choices)
     _warn_of_coarse_tiles(plans[1:], choices[1:])
@@ -195,5 +197,14 @@ def _mask(policy: SparsityPolicy, grid: TokenGrid, choice: PlanChoice) -> Mask:
         return svg_mask(grid, pattern, choice.density, model=model, sink=sink)
     build = spatial_mask if choice.pattern == "spatial" else temporal_mask
     return build(
-        grid, choice.density, sink_frames=policy.sink_frames, multiple=policy.width_multiple
+        grid,
+        choice.density,
+        sink_frames=policy.sink_frames,
+        multiple=policy.width_multiple or _width_multiple(grid),
     )
+
+
+def _width_multiple(grid: TokenGrid) -> int:
+    """Upstream's 128, or less where that would be a large share of the tokens."""
+    share = max(1, grid.num_tokens // _WIDTHS)
+    return min(_WIDTH_MULTIPLE, 1 << (share.bit_length() - 1))

@@ -73,10 +73,11 @@ class SparsityPolicy:
         sink_frames: first frames of the video that every query keeps; 0 or 1 for svg patterns.
         mode: "aligned" or "split", as in `plan_tiles`.
         rounding: how aligned plans round boundary tiles.
-        block_q: queries in a tile; None for what suits the implementation.
+        block_q: queries in a tile; None for what suits the implementation and, on grids under
+            8,192 tokens, the mask.
         block_kv: keys in a tile, likewise.
-        width_multiple: band widths are rounded up to a multiple of this; svg patterns keep
-            upstream's 128.
+        width_multiple: band widths are rounded up to a multiple of this; by default 128, or on
+            grids under 4,096 tokens a smaller power of two. svg patterns keep upstream's 128.
         num_samples: query rows on which a head is routed.
         first_tokens: the rows are drawn from so many first video tokens; None for all.
         probe: "plan" routes by the pairs that will run, "svg" by upstream's masks of two frames,
@@ -100,7 +101,7 @@ class SparsityPolicy:
     rounding: str = "balanced"
     block_q: int | None = None
     block_kv: int | None = None
-    width_multiple: int = 128
+    width_multiple: int | None = None
     num_samples: int = 64
     first_tokens: int | None = None
     probe: str = "plan"
@@ -124,7 +125,7 @@ class SparsityPolicy:
         _checks.choice("rounding", self.rounding, ROUNDINGS)
         for name in ("block_q", "block_kv", "first_tokens", "width_multiple", "num_samples"):
             size = getattr(self, name)
-            if size is not None or name in ("width_multiple", "num_samples"):
+            if size is not None or name == "num_samples":
                 object.__setattr__(self, name, _checks.integer(name, size, minimum=1))
         _checks.choice("probe", self.probe, PROBES)
         self._warn_of_low_density()

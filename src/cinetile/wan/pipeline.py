@@ -45,8 +45,10 @@ class WanPipelineOutput:
             "latent", normalized latents `[batch, channels, frames, height, width]`.
         records: for each step a pair of what self-attention recorded for the prompt and for the
             negative prompt (None without guidance), stacked over layers. Empty unless asked for.
-        seconds: wall time of each stage: "prompt", "weights", "denoising", "decoding".
-        step_seconds: wall time of each step; the first one holds the compilation.
+        seconds: wall time of each stage: "prompt", "weights", "denoising", "decoding", and
+            "warm-up" where it was asked for.
+        step_seconds: wall time of each step; without a warm-up the first one holds the
+            compilation.
     """
 
     frames: AnyArray
@@ -399,6 +401,7 @@ class WanPipeline:
         attention_2: SelfAttention | None = None,
         vae_tiling: bool | Tiling | None = None,
         return_records: bool = False,
+        warm_up: bool = False,
         progress: Progress | None = None,
     ) -> WanPipelineOutput:
         """Makes videos.
@@ -433,6 +436,8 @@ class WanPipeline:
             attention_2: the same for the expert at low noise; None for `attention`.
             vae_tiling: whether, or how, the VAE works in tiles; None where frames are large.
             return_records: whether to keep what self-attention recorded.
+            warm_up: whether to run a step of each expert once before the first one, so that no
+                step's time holds a compilation.
             progress: called with a stage, "", the steps done and all steps.
 
         Raises:
@@ -498,6 +503,9 @@ class WanPipeline:
             key=key,
             return_records=return_records,
         )
+        if warm_up:
+            with _stage("warm-up", seconds, show):
+                self._warm_up(run, noise, plan.schedule)
         frames, records, step_seconds = self._denoise(
             run,
             noise,
@@ -585,6 +593,15 @@ class WanPipeline:
             raise ValueError(f"latents must have the shape {shape}, got {latents.shape}")
         return jnp.asarray(latents, jnp.float32)
 
+    def _warm_up(self, run: "_Run", latents: Array, schedule: Schedule) -> None:
+        """Compiles what denoising needs, by the first step of each expert."""
+        state = self.scheduler.init(latents)
+        stages = [self._low_noise(timestep) for timestep in schedule.timesteps]
+        for step in sorted({stages.index(stage) for stage in stages}):
+            flow, _ = self._flow(run, latents, step, schedule.timesteps[step])
+            stepped = self.scheduler.step(schedule.coefficients[step], state, flow, latents)
+            jax.block_until_ready(stepped)
+
     def _denoise(
         self,
         run: "_Run",
@@ -631,9 +648,7 @@ class WanPipeline:
         self, run: "_Run", latents: Array, step: int, timestep: np.floating
     ) -> tuple[Array, tuple[Any, Any]]:
         """The guided flow at a step, and what self-attention recorded."""
-        low_noise = 0
-        if self.boundary_ratio is not None:
-            low_noise = int(timestep < self.boundary_ratio * self.scheduler.num_train_timesteps)
+        low_noise = self._low_noise(timestep)
         expert = run.experts[low_noise]
         attention = run.attentions[low_noise]
         timesteps = jnp.full((latents.shape[0],), timestep, jnp.float32)
@@ -656,6 +671,12 @@ class WanPipeline:
             return flow, (record, None)
         unguided, other = predict(run.negative, 1)
         return unguided + scale * (flow - unguided), (record, other)
+
+    def _low_noise(self, timestep: np.floating) -> int:
+        """Index of the expert at a time step."""
+        if self.boundary_ratio is None:
+            return 0
+        return int(timestep < self.boundary_ratio * self.scheduler.num_train_timesteps)
 
     def _tiling(self, given: bool | Tiling | None, size: VideoSize) -> Tiling | None:
         if isinstance(given, Tiling):

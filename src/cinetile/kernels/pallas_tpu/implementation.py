@@ -42,6 +42,7 @@ class PallasTpuImplementation(Implementation):
 
     name: ClassVar[str] = "pallas_tpu"
     requirements: ClassVar[str] = "a TPU; block sizes that are multiples of 128"
+    finest_blocks: ClassVar[tuple[int, int]] = (LANES, LANES)
     parts: ClassVar[tuple[Part, ...]] = ("all",)
     """The kernels that share the tiles of a plan."""
 

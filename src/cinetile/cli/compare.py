@@ -1,0 +1,203 @@
+"""`cinetile compare`: dense against sparse, speed and quality."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from rich.console import Console
+
+import cinetile
+from cinetile.bench.machine import describe_machine
+from cinetile.canvas import require_matplotlib
+from cinetile.cli.errors import argument_errors
+from cinetile.cli.options import (
+    OutputType,
+    implementation_option,
+    json_option,
+    policy_option,
+    read_policy,
+)
+from cinetile.cli.output import (
+    facts,
+    numbers,
+    progress_on_stderr,
+    report,
+    tell_written,
+    warnings_on_stderr,
+)
+from cinetile.cli.threads import restrict_threads
+from cinetile.cli.wan_options import model_options, open_pipeline, prompt_options
+from cinetile.cli.wording import percent, seconds
+
+if TYPE_CHECKING:
+    from cinetile.compare.videos import Side, VideoComparison
+
+DEFAULT_POLICY = "moderate"
+
+_EXAMPLES = """\b
+Examples:
+  cinetile compare "a red ball rolls to the right" --out compare.mp4 --picture compare.png
+  cinetile compare "a cat" --model Wan2.1-T2V-1.3B-Diffusers --policy aggressive --out cat.mp4
+"""
+
+
+@click.command("compare", epilog=_EXAMPLES, short_help="Dense against sparse: speed and quality.")
+@click.argument("prompt")
+@click.option(
+    "--out",
+    metavar="MP4",
+    type=OutputType(".mp4"),
+    help="Video to write: dense, sparse and their difference abreast.",
+)
+@click.option(
+    "--picture",
+    metavar="PNG",
+    type=OutputType(".png"),
+    help="Draw frames, their difference and quality (needs the extra `plot`).",
+)
+@model_options
+@prompt_options
+@policy_option
+@implementation_option
+@click.option(
+    "--repeats", type=int, default=1, show_default=True, help="Rounds that times are medians of."
+)
+@click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
+@json_option
+def compare_command(
+    *,
+    prompt: str,
+    out: Path | None,
+    picture: Path | None,
+    model: Path | None,
+    dtype: str | None,
+    flow_shift: float | None,
+    negative_prompt: str | None,
+    steps: int | None,
+    seed: int,
+    policy: str | None,
+    implementation: str | None,
+    repeats: int,
+    threads: int | None,
+    json_target: str | Path | None,
+    **sizes: Any,
+) -> None:
+    """Make a video from PROMPT with dense and with sparse attention, from the same noise.
+
+    Prints times, attention's share of them, and how far every sparse frame is from the dense one.
+    """
+    from cinetile import _checks, metrics
+    from cinetile.compare.pictures import comparison_picture, side_by_side
+    from cinetile.compare.videos import compare_videos
+    from cinetile.inputs.video import require_av
+    from cinetile.video import write_video
+
+    metrics.require_metrics()
+    if out is not None:
+        require_av()
+    if picture is not None:
+        require_matplotlib()
+    arguments = sizes | {"negative_prompt": negative_prompt, "num_inference_steps": steps}
+    with warnings_on_stderr(), argument_errors():
+        if threads is not None:
+            restrict_threads(threads)
+        _checks.integer("seed", seed, minimum=0)
+        _checks.integer("repeats", repeats, minimum=1)
+        sparse = read_policy(DEFAULT_POLICY if policy is None else policy)
+        pipe = open_pipeline(model, dtype, flow_shift)
+        plan = pipe.check_inputs(prompt, **arguments)
+        pipe.attentions(plan, sparse, implementation)
+    arguments |= {name: getattr(plan.size, name) for name in ("num_frames", "height", "width")}
+    # The policy's warnings were shown by the check.
+    quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
+    with progress_on_stderr() as progress, quietly:
+        result = compare_videos(
+            pipe,
+            prompt,
+            sparse,
+            implementation=implementation,
+            repeats=repeats,
+            seed=seed,
+            progress=progress,
+            **arguments,
+        )
+    if out is not None:
+        video = side_by_side(result.dense.frames, result.sparse.frames)
+        write_video(out, video, fps=pipe.defaults.fps)
+    if picture is not None:
+        comparison_picture(result, picture, title=prompt)
+    document = {
+        "cinetile": cinetile.__version__,
+        "machine": dataclasses.asdict(describe_machine()),
+        "model": None if model is None else str(model),
+        "dtype": pipe.dtype,
+        "prompt": prompt,
+        "size": dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens},
+        "seed": seed,
+        "repeats": repeats,
+        "policy": sparse.to_dict(),
+    } | to_document(result)
+    report(document, json_target, lambda console: _print(console, document))
+    for path in (out, picture):
+        if path is not None:
+            tell_written(path)
+
+
+def to_document(result: "VideoComparison") -> dict[str, Any]:
+    """What was measured, as JSON."""
+    document: dict[str, Any] = {
+        "dense": _side(result.dense),
+        "sparse": _side(result.sparse),
+        "speedup": result.speedup,
+    }
+    for name, worst in (("psnr", np.min), ("ssim", np.min), ("flip", np.max)):
+        values = getattr(result, name)
+        document[f"{name}_mean"] = float(values.mean())
+        document[f"{name}_{'max' if worst is np.max else 'min'}"] = float(worst(values))
+        document[name] = values.tolist()
+    calls = [entry.choice.pattern for entry in result.routes.entries]
+    document["routes"] = {name: calls.count(name) for name in ("dense", *result.routes.patterns)}
+    return document
+
+
+def _side(side: "Side") -> dict[str, Any]:
+    return {
+        "denoise_s": side.denoise_s,
+        "attention_share": side.attention_share,
+        "step_seconds": list(side.step_seconds),
+    }
+
+
+def _print(console: Console, document: dict[str, Any]) -> None:
+    size, routes = document["size"], document["routes"]
+    calls = ", ".join(f"{percent(n / sum(routes.values()))} {name}" for name, n in routes.items())
+    console.print(
+        facts(
+            [
+                ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
+                ("tokens", f"{size['tokens']:,}"),
+                ("heads' calls", calls),
+            ]
+        )
+    )
+    times = numbers("attention", "denoising", "its share", "step, median", "speed-up")
+    for name in ("dense", "sparse"):
+        side = document[name]
+        times.add_row(
+            name,
+            seconds(side["denoise_s"]),
+            percent(side["attention_share"]),
+            seconds(float(np.median(side["step_seconds"]))),
+            "" if name == "dense" else f"{document['speedup']:.2f}x",
+        )
+    console.print(times)
+    quality = numbers("sparse against dense", "mean", "worst frame")
+    quality.add_row("PSNR", f"{document['psnr_mean']:.2f} dB", f"{document['psnr_min']:.2f} dB")
+    quality.add_row("SSIM", f"{document['ssim_mean']:.4f}", f"{document['ssim_min']:.4f}")
+    quality.add_row(
+        "FLIP (0 is equal)", f"{document['flip_mean']:.4f}", f"{document['flip_max']:.4f}"
+    )
+    console.print(quality)

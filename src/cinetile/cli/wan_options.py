@@ -1,0 +1,67 @@
+"""Options of the commands that run a Wan pipeline, and what they mean."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from cinetile.cli.options import stacked
+
+if TYPE_CHECKING:
+    from cinetile.wan import WanPipeline
+
+model_options = stacked(
+    click.option(
+        "--model",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Folder in diffusers' layout.  [default: the small checkpoint that comes along]",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(("float32", "bfloat16")),
+        help="Dtype to compute in.  [default: as the weights are stored]",
+    ),
+)
+
+prompt_options = stacked(
+    click.option("--negative-prompt", metavar="TEXT", help="What guidance leads away from."),
+    click.option("--steps", type=int, help="Denoising steps.  [default: the model's]"),
+    click.option(
+        "--guidance-scale",
+        type=float,
+        help="Weight of the prompt against the negative one; 1 for none.  [default: the model's]",
+    ),
+    click.option(
+        "--guidance-scale-2", type=float, help="The same for Wan 2.2's expert at low noise."
+    ),
+    click.option("--flow-shift", type=float, help="Of the noise levels.  [default: the model's]"),
+    click.option("--height", type=int, help="Pixels.  [default: the model's]"),
+    click.option("--width", type=int, help="Pixels.  [default: the model's]"),
+    click.option("--num-frames", type=int, help="Frames.  [default: the model's]"),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the noise."),
+)
+
+
+def open_pipeline(model: Path | None, dtype: str | None, flow_shift: float | None) -> "WanPipeline":
+    """Opens the pipeline that the options of a command name, without reading weights."""
+    from cinetile.wan import WanPipeline, small_checkpoint
+
+    pipe = WanPipeline.from_pretrained(
+        small_checkpoint() if model is None else model, dtype=dtype, keep_text_encoder=False
+    )
+    if flow_shift is not None:
+        pipe.scheduler = pipe.scheduler.with_shift(flow_shift)
+    return pipe
+
+
+def count_routes(records: Any) -> dict[str, int]:
+    """How often a head of a layer was dense or had a pattern, over all steps."""
+    counts: Counter[str] = Counter()
+    for record in (one for pair in records for one in pair if one is not None):
+        routes = np.asarray(record.routes)
+        for index, choice in enumerate(record.choices):
+            counts[choice.pattern] += int(np.count_nonzero(routes == index))
+    return dict(counts)

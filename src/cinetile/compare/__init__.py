@@ -1,0 +1,1 @@
+"""Dense and sparse attention side by side: speed, and what it costs in quality."""
