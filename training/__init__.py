@@ -1,0 +1,1 @@
+"""How the checkpoints that ship with cinetile were made (development code; needs PyTorch)."""

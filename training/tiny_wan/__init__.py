@@ -1,0 +1,1 @@
+"""The small Wan checkpoint: its videos, caption check, model, training and evaluation."""
