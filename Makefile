@@ -14,10 +14,12 @@ SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-na
 
 .PHONY: demo test test-rivals test-parity test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
 
-demo: $(VENV)/.demo  ## the case study's ladder on a real 720p clip: a table, and a picture in out/
+demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense and sparse attention: out/
 	@mkdir -p out
 	$(BIN)/cinetile ladder --video 81x720x1280 --clip sample --heads 1 --repeats 2 \
 	  --picture out/ladder.png --json out/ladder.json
+	$(BIN)/cinetile compare "a striped red ball rolls to the right over a dark background" \
+	  --out out/compare.mp4 --picture out/compare.png --json out/compare.json
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2
@@ -76,7 +78,7 @@ $(SANITIZED)/.ready: $(INSTALL_INPUTS)
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) $(INSTALL_PACKAGE) '.[plot,video,wan]'
+	$(PIP) $(INSTALL_PACKAGE) '.[metrics,plot,video,wan]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)

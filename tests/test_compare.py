@@ -137,10 +137,12 @@ class TestCommand:
     def test_files_and_json(self, model: Path, tmp_path: Path) -> None:
         policy = tmp_path / "policy.json"
         ct.SparsityPolicy(0.3, dense_steps=((0, 1),), **TILES).to_file(policy)
-        out, picture, written = (tmp_path / name for name in ("c.mp4", "c.png", "c.json"))
+        out, picture, routes, written = (
+            tmp_path / name for name in ("c.mp4", "c.png", "r.csv", "c.json")
+        )
         result = invoke(
             *(PROMPT, "--model", model, "--policy", policy, "--seed", 3),
-            *("--out", out, "--picture", picture, "--json", written),
+            *("--out", out, "--picture", picture, "--routes", routes, "--json", written),
         )
         assert result.exit_code == 0, result.output
         assert "speed-up" in result.stdout
@@ -149,6 +151,7 @@ class TestCommand:
         assert count_frames(out) == 3
         assert picture_size(out) == (736, 160)
         assert picture.read_bytes().startswith(b"\x89PNG")
+        assert len(routes.read_text().splitlines()) == 1 + 12
         document = json.loads(written.read_text())
         assert set(document["dense"]) >= {"denoise_s", "attention_share"}
         assert document["speedup"] == pytest.approx(
@@ -160,9 +163,11 @@ class TestCommand:
         assert sum(document["routes"].values()) == 12
         assert document["policy"]["density"] == 0.3
 
-    def test_only_json(self, model: Path) -> None:
-        result = invoke(PROMPT, "--model", model, "--steps", 2, "--json", "-")
+    def test_only_json(self, model: Path, tmp_path: Path) -> None:
+        routes = tmp_path / "routes.png"
+        result = invoke(PROMPT, "--model", model, "--steps", 2, "--routes", routes, "--json", "-")
         assert result.exit_code == 0, result.output
+        assert routes.read_bytes().startswith(b"\x89PNG")
         assert json.loads(result.stdout)["policy"]["dense_steps"] == [[0.0, 0.275]]
 
     @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ BACKGROUNDS = ("dark", "light", "tiled")
 POST = (28, 36)  # columns that the post covers
 
 _SYNONYMS = {"circle": ("circle", "ball", "disc"), "square": ("square", "box")}
+_UNTOLD_BACKGROUNDS = 0.15  # the share of captions without one, any may then be there
 _VERBS = ("moves", "rolls", "slides", "drifts")
 _ROWS, _COLUMNS = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32)
 
@@ -102,6 +103,7 @@ def with_post(scene: Scene) -> Scene:
 def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
     """The scene in words: the plain wording without `rng`, one of several wordings with it."""
     shape, verb, texture, to_the = scene.shape, "moves", f"{scene.texture} ", ""
+    background = f" over a {scene.background} background"
     if rng is not None:
         shape = str(rng.choice(_SYNONYMS.get(shape, (shape,))))
         verb = str(rng.choice(_VERBS))
@@ -109,11 +111,10 @@ def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
             texture = ""
         if scene.direction in ("left", "right") and rng.random() < 0.5:
             to_the = "to the "
+        if rng.random() < _UNTOLD_BACKGROUNDS:
+            background = ""
     post = " behind a post" if scene.post else ""
-    return (
-        f"a {texture}{scene.color} {shape} {verb} {to_the}{scene.direction}{post}"
-        f" over a {scene.background} background"
-    )
+    return f"a {texture}{scene.color} {shape} {verb} {to_the}{scene.direction}{post}{background}"
 
 
 def render(

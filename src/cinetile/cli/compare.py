@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 
 import cinetile
+from cinetile import pictures
 from cinetile.bench.machine import describe_machine
 from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
@@ -58,6 +59,12 @@ Examples:
     type=OutputType(".png"),
     help="Draw frames, their difference and quality (needs the extra `plot`).",
 )
+@click.option(
+    "--routes",
+    metavar="PNG|CSV",
+    type=OutputType(".png", ".csv"),
+    help="Write where every head went: a picture (extra `plot`), or a line for each.",
+)
 @model_options
 @prompt_options
 @policy_option
@@ -72,6 +79,7 @@ def compare_command(
     prompt: str,
     out: Path | None,
     picture: Path | None,
+    routes: Path | None,
     model: Path | None,
     dtype: str | None,
     flow_shift: float | None,
@@ -98,7 +106,7 @@ def compare_command(
     metrics.require_metrics()
     if out is not None:
         require_av()
-    if picture is not None:
+    if picture is not None or (routes is not None and routes.suffix.lower() == ".png"):
         require_matplotlib()
     arguments = sizes | {"negative_prompt": negative_prompt, "num_inference_steps": steps}
     with warnings_on_stderr(), argument_errors():
@@ -129,6 +137,11 @@ def compare_command(
         write_video(out, video, fps=pipe.defaults.fps)
     if picture is not None:
         comparison_picture(result, picture, title=prompt)
+    if routes is not None:
+        if routes.suffix.lower() == ".png":
+            pictures.route_picture(result.routes, routes)
+        else:
+            result.routes.to_csv(routes)
     document = {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
@@ -141,7 +154,7 @@ def compare_command(
         "policy": sparse.to_dict(),
     } | to_document(result)
     report(document, json_target, lambda console: _print(console, document))
-    for path in (out, picture):
+    for path in (out, picture, routes):
         if path is not None:
             tell_written(path)
 
