@@ -1,0 +1,401 @@
+"""Timing one transformer block of Wan, dense and sparse; attention's share of its time.
+
+Measured, at each resolution and with few heads: the block with dense and with sparse attention,
+and the block with an attention that merely adds query, key and value up. The difference is what
+attention takes. Measured once: the block at the model's full width with that stand-in, on a
+short stretch of tokens. The block at full width and length is estimated from these
+(`full_width_block`): attention's time grows with heads, all the rest with its operations.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from cinetile import _checks
+from cinetile.bench.machine import Machine, describe_machine
+from cinetile.bench.timing import Progress, Timing, no_progress, time_interleaved
+from cinetile.compare.shapes import MODELS, BlockShape
+from cinetile.compare.whole_run import PUBLISHED_STEPS, sparse_call_share
+from cinetile.grid import TokenGrid, require_grid
+from cinetile.inputs.rotary import rotary_tables
+from cinetile.kernels.base import AttentionRequest
+from cinetile.kernels.registry import select_implementation
+from cinetile.module import SparseAttention
+from cinetile.policy import SparsityPolicy
+from cinetile.policy.plans import visited_share
+from cinetile.wan.attention import DenseAttention
+from cinetile.wan.transformer import Block, WanTransformerConfig
+
+DENSE, SPARSE, WITHOUT = "dense", "sparse", "without attention"
+_DTYPE = "bfloat16"
+# Up to so many tokens a block takes seconds, above it minutes.
+_LONG = 100_000
+_REPEATS, _LONG_REPEATS = 3, 1
+# Long enough that widening the weights is a small part of the time.
+_SAMPLE_TOKENS = 2048
+
+_Attend = Callable[[Array, Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What is timed; checked when it is built, before anything is computed.
+
+    Attributes:
+        policy: the sparse side; of its densities, the one that most calls of the run have.
+        grids: token grids by name, none with text tokens of its own.
+        heads: heads of the blocks that run at these lengths.
+        model: the model whose block it is; few heads keep its ratio of widths.
+        repeats: rounds that count; by default 3, and 1 above 100,000 tokens.
+        implementation: name of the attention kernel; None for the best that can run here.
+        num_steps: denoising steps of the run that the policy is for.
+        sample_tokens: tokens on which the block at full width is timed, without attention.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the policy is dense throughout.
+        NotImplementedError: the implementation cannot run on this machine.
+    """
+
+    policy: SparsityPolicy
+    grids: Mapping[str, TokenGrid]
+    heads: int = 1
+    model: BlockShape = MODELS["14B"]
+    repeats: int | None = None
+    implementation: str | None = None
+    num_steps: int = PUBLISHED_STEPS
+    sample_tokens: int = _SAMPLE_TOKENS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, SparsityPolicy):
+            raise TypeError(f"policy must be a SparsityPolicy, got {type(self.policy).__name__}")
+        if not self.grids:
+            raise ValueError("grids must hold at least one token grid, got none")
+        for name, grid in self.grids.items():
+            require_grid(grid)
+            if grid.text_tokens:
+                raise ValueError(f"grids[{name!r}] must have no text tokens, got {grid}")
+        for name in ("num_steps", "sample_tokens"):
+            object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=1))
+        if self.repeats is not None:
+            object.__setattr__(self, "repeats", _checks.integer("repeats", self.repeats, minimum=1))
+        self.model.with_heads(self.heads)
+        if not sparse_call_share(self.policy, self.num_steps, self.model.num_layers):
+            raise ValueError("policy must be sparse in some step and layer, it is dense throughout")
+        select_implementation(self.implementation, None)
+
+    def repeats_at(self, grid: TokenGrid) -> int:
+        """Rounds that count on a grid."""
+        if self.repeats is not None:
+            return self.repeats
+        return _REPEATS if grid.num_tokens <= _LONG else _LONG_REPEATS
+
+
+@dataclass(frozen=True)
+class BlockTimes:
+    """Measured times of one block with few heads.
+
+    Attributes:
+        name: of the resolution.
+        grid: the tokens.
+        repeats: rounds that counted.
+        dense: the block with dense attention.
+        sparse: the block with sparse attention, routing included.
+        without: the block with an attention that adds query, key and value up.
+        visited: share of all pairs that the sparse attention visits, on average of the
+            patterns that heads can be routed to.
+    """
+
+    name: str
+    grid: TokenGrid
+    repeats: int
+    dense: Timing
+    sparse: Timing
+    without: Timing
+    visited: float
+
+    def __post_init__(self) -> None:
+        if self.without.median >= min(self.dense.median, self.sparse.median):
+            raise RuntimeError(
+                f"{self.name}: attention takes no time that could be told from the rest of the "
+                f"block ({self.dense.median:.3g} ms dense, {self.sparse.median:.3g} sparse, "
+                f"{self.without.median:.3g} without); take more tokens or repeats"
+            )
+
+    @property
+    def dense_attention_ms(self) -> float:
+        """Of all heads: the block's time less that of the rest."""
+        return self.dense.median - self.without.median
+
+    @property
+    def sparse_attention_ms(self) -> float:
+        """Likewise, with routing."""
+        return self.sparse.median - self.without.median
+
+    @property
+    def attention_share(self) -> float:
+        """Dense attention's share of the block's time."""
+        return self.dense_attention_ms / self.dense.median
+
+    @property
+    def attention_speedup(self) -> float:
+        return self.dense_attention_ms / self.sparse_attention_ms
+
+    @property
+    def block_speedup(self) -> float:
+        return self.dense.median / self.sparse.median
+
+
+@dataclass(frozen=True)
+class RestRate:
+    """How fast a block at full width runs without attention; measured.
+
+    Attributes:
+        num_tokens: tokens on which it ran.
+        timing: times of the block with an attention that adds query, key and value up.
+        flops: operations of its matrix products.
+    """
+
+    num_tokens: int
+    timing: Timing
+    flops: int
+
+    @property
+    def flops_per_ms(self) -> float:
+        """Operations of matrix products a millisecond, all else of the block included."""
+        return self.flops / self.timing.median
+
+
+@dataclass(frozen=True)
+class FullWidthBlock:
+    """Estimated times of a block with all heads of the model.
+
+    Attributes:
+        dense_attention_ms: measured on few heads and multiplied.
+        sparse_attention_ms: likewise.
+        rest_ms: operations over the rate that was measured on a short stretch of tokens.
+    """
+
+    dense_attention_ms: float
+    sparse_attention_ms: float
+    rest_ms: float
+
+    @property
+    def attention_share(self) -> float:
+        """Dense attention's share of the block's time."""
+        return self.dense_attention_ms / (self.dense_attention_ms + self.rest_ms)
+
+    @property
+    def block_speedup(self) -> float:
+        dense = self.dense_attention_ms + self.rest_ms
+        return dense / (self.sparse_attention_ms + self.rest_ms)
+
+
+def full_width_block(
+    times: BlockTimes, heads: int, model: BlockShape, rate: RestRate
+) -> FullWidthBlock:
+    """Estimates the block with all of the model's heads from one with few.
+
+    Args:
+        times: measured with few heads.
+        heads: how many these are.
+        model: the model at its full width.
+        rate: of the model's block without attention.
+    """
+    ratio = model.heads / heads
+    return FullWidthBlock(
+        dense_attention_ms=times.dense_attention_ms * ratio,
+        sparse_attention_ms=times.sparse_attention_ms * ratio,
+        rest_ms=model.flops_without_attention(times.grid.num_tokens) / rate.flops_per_ms,
+    )
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """A finished measurement.
+
+    Attributes:
+        config: what was timed.
+        machine: where it ran.
+        implementation: name of the attention kernel that ran.
+        variant: which of its code paths; the name again where there is but one.
+        rate: of the block at full width without attention.
+        rows: one for each grid.
+    """
+
+    config: BlockConfig
+    machine: Machine
+    implementation: str
+    variant: str
+    rate: RestRate
+    rows: tuple[BlockTimes, ...]
+
+    def full_width(self, row: BlockTimes) -> FullWidthBlock:
+        """The estimate at the model's full width for one of the rows."""
+        return full_width_block(row, self.config.heads, self.config.model, self.rate)
+
+
+def measure_blocks(config: BlockConfig, progress: Progress = no_progress) -> BlockResult:
+    """Times the blocks of all grids; dense, sparse and the rest in turn, round after round.
+
+    Weights and inputs are random. One grid after the other is held in memory, which takes some
+    ten arrays of `[tokens, width]`, and before them the weights of one block at full width
+    (0.7 GB for the 14B model, thrice that while it runs on CPUs).
+
+    Args:
+        config: what to time.
+        progress: told what is going on.
+
+    Raises:
+        NotImplementedError: the named implementation cannot run these blocks.
+        RuntimeError: an output is not finite, or attention's time cannot be told from the rest.
+    """
+    attentions = {
+        name: (
+            DenseAttention.on(grid, _DTYPE, config.implementation),
+            SparseAttention(
+                grid,
+                config.policy,
+                implementation=config.implementation,
+                num_steps=config.num_steps,
+                num_layers=config.model.num_layers,
+                dtype=_DTYPE,
+            ),
+        )
+        for name, grid in config.grids.items()
+    }
+    shape = config.model.with_heads(config.heads)
+    for dense, sparse in attentions.values():
+        request = AttentionRequest(
+            1, shape.heads, shape.head_dim, _DTYPE, (dense.plan, *sparse.planned.plans)
+        )
+        chosen = select_implementation(config.implementation, request)
+    rate = _measure_rest(config, progress)
+    rows = tuple(
+        _measure_grid(config, name, shape, *attentions[name], progress) for name in config.grids
+    )
+    return BlockResult(
+        config=config,
+        machine=describe_machine(),
+        implementation=chosen.name,
+        variant=chosen.variant,
+        rate=rate,
+        rows=rows,
+    )
+
+
+def _measure_rest(config: BlockConfig, progress: Progress) -> RestRate:
+    block, inputs = _random_block(config.model, TokenGrid(1, 1, config.sample_tokens))
+    timing = time_interleaved(
+        {WITHOUT: _call(block, inputs, _add_up)},
+        _REPEATS if config.repeats is None else config.repeats,
+        examine=_require_finite,
+        progress=_within("full width", progress),
+    )[WITHOUT]
+    flops = config.model.flops_without_attention(config.sample_tokens)
+    return RestRate(config.sample_tokens, timing, flops)
+
+
+def _measure_grid(
+    config: BlockConfig,
+    name: str,
+    shape: BlockShape,
+    dense: DenseAttention,
+    sparse: SparseAttention,
+    progress: Progress,
+) -> BlockTimes:
+    grid = config.grids[name]
+    block, inputs = _random_block(shape, grid)
+    step, layer, level = _usual_call(sparse)
+    rng = jax.random.key(0)
+    nowhere = jnp.asarray(0, jnp.int32)
+    attentions: dict[str, _Attend] = {
+        DENSE: lambda *arrays: dense(*arrays, step=nowhere, layer=nowhere, rng=rng),
+        SPARSE: lambda *arrays: sparse(*arrays, step=step, layer=layer, rng=rng),
+        WITHOUT: _add_up,
+    }
+    timings = time_interleaved(
+        {one: _call(block, inputs, attend) for one, attend in attentions.items()},
+        config.repeats_at(grid),
+        examine=_require_finite,
+        progress=_within(name, progress),
+    )
+    plans = [sparse.planned.plans[plan] for plan in sparse.planned.levels[level]]
+    return BlockTimes(
+        name=name,
+        grid=grid,
+        repeats=config.repeats_at(grid),
+        dense=timings[DENSE],
+        sparse=timings[SPARSE],
+        without=timings[WITHOUT],
+        visited=math.fsum(visited_share(plan) for plan in plans) / len(plans),
+    )
+
+
+def _random_block(shape: BlockShape, grid: TokenGrid) -> tuple[Block, tuple[Any, ...]]:
+    """A block, and what it is called with but for the attention."""
+    config = WanTransformerConfig(
+        num_attention_heads=shape.heads,
+        attention_head_dim=shape.head_dim,
+        ffn_dim=shape.ffn_dim,
+        num_layers=1,
+    )
+    weights, *keys = jax.random.split(jax.random.key(0), 4)
+    block = Block(config, key=weights, dtype=jnp.dtype(_DTYPE))
+    sizes = (grid.num_tokens, shape.text_tokens, 6)
+    arrays = (
+        jax.random.normal(key, (1, size, shape.dim), _DTYPE)
+        for key, size in zip(keys, sizes, strict=True)
+    )
+    tables = rotary_tables(grid.frames, grid.height, grid.width, shape.head_dim)
+    return block, (*arrays, tuple(jnp.asarray(table) for table in tables))
+
+
+def _call(block: Block, inputs: tuple[Any, ...], attend: _Attend) -> Callable[[], Array]:
+    """Runs the block with an attention, compiled."""
+
+    @jax.jit
+    def run(block: Block, inputs: tuple[Any, ...]) -> Array:
+        return block(*inputs, lambda *arrays: (attend(*arrays), None))[0]
+
+    return lambda: run(block, inputs).block_until_ready()
+
+
+def _add_up(
+    query: Float[Array, "batch tokens heads head_dim"],
+    key: Float[Array, "batch tokens heads head_dim"],
+    value: Float[Array, "batch tokens heads head_dim"],
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """In place of attention: needs all three, so that nothing of the block is left out."""
+    # As with a kernel, all three are written out before they are read.
+    query, key, value = jax.lax.optimization_barrier((query, key, value))
+    return query + key + value
+
+
+def _usual_call(sparse: SparseAttention) -> tuple[int, int, int]:
+    """Step, layer and level of a sparse call as most of them are."""
+    level_of = sparse.planned.level_of
+    levels, counts = np.unique(level_of[level_of > 0], return_counts=True)
+    level = int(levels[counts.argmax()])
+    step, layer = np.argwhere(level_of == level)[0].tolist()
+    return step, layer, level
+
+
+def _require_finite(name: str, output: Array) -> None:
+    if not bool(jnp.isfinite(output).all()):
+        raise RuntimeError(f"the block ({name}) gave values that are not finite")
+
+
+def _within(name: str, progress: Progress) -> Progress:
+    """Puts a name in front of every stage."""
+
+    def show(stage: str, current: str, done: int, total: int) -> Any:
+        return progress(f"{name}, {stage}", current, done, total)
+
+    return show
