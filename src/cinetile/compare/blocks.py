@@ -2,9 +2,9 @@
 
 Measured, at each resolution and with few heads: the block with dense and with sparse attention,
 and the block with an attention that merely adds query, key and value up. The difference is what
-attention takes. Measured once: the block at the model's full width with that stand-in, on a
-short stretch of tokens. The block at full width and length is estimated from these
-(`full_width_block`): attention's time grows with heads, all the rest with its operations.
+attention takes. Measured in the same rounds: the block at the model's full width with that
+stand-in, on a short stretch of tokens. The block at full width and length is estimated from
+these (`full_width_block`): attention's time grows with heads, all the rest with its operations.
 """
 
 import math
@@ -33,6 +33,7 @@ from cinetile.wan.attention import DenseAttention
 from cinetile.wan.transformer import Block, WanTransformerConfig
 
 DENSE, SPARSE, WITHOUT = "dense", "sparse", "without attention"
+FULL_WIDTH = "full width, without attention"
 _DTYPE = "bfloat16"
 # Up to so many tokens a block takes seconds, above it minutes.
 _LONG = 100_000
@@ -108,6 +109,7 @@ class BlockTimes:
         dense: the block with dense attention.
         sparse: the block with sparse attention, routing included.
         without: the block with an attention that adds query, key and value up.
+        full_width: the same for the block at the model's full width, on few tokens.
         visited: share of all pairs that the sparse attention visits, on average of the
             patterns that heads can be routed to.
     """
@@ -118,6 +120,7 @@ class BlockTimes:
     dense: Timing
     sparse: Timing
     without: Timing
+    full_width: Timing
     visited: float
 
     def __post_init__(self) -> None:
@@ -153,26 +156,6 @@ class BlockTimes:
 
 
 @dataclass(frozen=True)
-class RestRate:
-    """How fast a block at full width runs without attention; measured.
-
-    Attributes:
-        num_tokens: tokens on which it ran.
-        timing: times of the block with an attention that adds query, key and value up.
-        flops: operations of its matrix products.
-    """
-
-    num_tokens: int
-    timing: Timing
-    flops: int
-
-    @property
-    def flops_per_ms(self) -> float:
-        """Operations of matrix products a millisecond, all else of the block included."""
-        return self.flops / self.timing.median
-
-
-@dataclass(frozen=True)
 class FullWidthBlock:
     """Estimated times of a block with all heads of the model.
 
@@ -197,23 +180,25 @@ class FullWidthBlock:
         return dense / (self.sparse_attention_ms + self.rest_ms)
 
 
-def full_width_block(
-    times: BlockTimes, heads: int, model: BlockShape, rate: RestRate
-) -> FullWidthBlock:
-    """Estimates the block with all of the model's heads from one with few.
+def full_width_block(times: BlockTimes, config: BlockConfig) -> FullWidthBlock:
+    """Estimates the block with all of the model's heads from what was measured.
 
     Args:
-        times: measured with few heads.
-        heads: how many these are.
-        model: the model at its full width.
-        rate: of the model's block without attention.
+        times: of a block with few heads.
+        config: what was measured.
     """
-    ratio = model.heads / heads
+    ratio = config.model.heads / config.heads
     return FullWidthBlock(
         dense_attention_ms=times.dense_attention_ms * ratio,
         sparse_attention_ms=times.sparse_attention_ms * ratio,
-        rest_ms=model.flops_without_attention(times.grid.num_tokens) / rate.flops_per_ms,
+        rest_ms=config.model.flops_without_attention(times.grid.num_tokens)
+        / full_width_rate(times, config),
     )
+
+
+def full_width_rate(times: BlockTimes, config: BlockConfig) -> float:
+    """Measured operations of matrix products a millisecond, all else of the block included."""
+    return config.model.flops_without_attention(config.sample_tokens) / times.full_width.median
 
 
 @dataclass(frozen=True)
@@ -225,7 +210,6 @@ class BlockResult:
         machine: where it ran.
         implementation: name of the attention kernel that ran.
         variant: which of its code paths; the name again where there is but one.
-        rate: of the block at full width without attention.
         rows: one for each grid.
     """
 
@@ -233,20 +217,15 @@ class BlockResult:
     machine: Machine
     implementation: str
     variant: str
-    rate: RestRate
     rows: tuple[BlockTimes, ...]
-
-    def full_width(self, row: BlockTimes) -> FullWidthBlock:
-        """The estimate at the model's full width for one of the rows."""
-        return full_width_block(row, self.config.heads, self.config.model, self.rate)
 
 
 def measure_blocks(config: BlockConfig, progress: Progress = no_progress) -> BlockResult:
     """Times the blocks of all grids; dense, sparse and the rest in turn, round after round.
 
-    Weights and inputs are random. One grid after the other is held in memory, which takes some
-    ten arrays of `[tokens, width]`, and before them the weights of one block at full width
-    (0.7 GB for the 14B model, thrice that while it runs on CPUs).
+    Weights and inputs are random. One grid after the other is held in memory, some ten arrays of
+    `[tokens, width]` of the block with few heads, and beside it the weights of one block at full
+    width (0.7 GB for the 14B model, thrice that while it runs on CPUs).
 
     Args:
         config: what to time.
@@ -271,57 +250,50 @@ def measure_blocks(config: BlockConfig, progress: Progress = no_progress) -> Blo
         for name, grid in config.grids.items()
     }
     shape = config.model.with_heads(config.heads)
-    for dense, sparse in attentions.values():
-        request = AttentionRequest(
-            1, shape.heads, shape.head_dim, _DTYPE, (dense.plan, *sparse.planned.plans)
+    chosen, *_ = [
+        select_implementation(
+            config.implementation,
+            AttentionRequest(
+                1, shape.heads, shape.head_dim, _DTYPE, (dense.plan, *sparse.planned.plans)
+            ),
         )
-        chosen = select_implementation(config.implementation, request)
-    rate = _measure_rest(config, progress)
+        for dense, sparse in attentions.values()
+    ]
+    full_width = _call(*_random_block(config.model, TokenGrid(1, 1, config.sample_tokens)), _add_up)
     rows = tuple(
-        _measure_grid(config, name, shape, *attentions[name], progress) for name in config.grids
+        _measure_grid(config, name, full_width, *attentions[name], progress)
+        for name in config.grids
     )
     return BlockResult(
         config=config,
         machine=describe_machine(),
         implementation=chosen.name,
         variant=chosen.variant,
-        rate=rate,
         rows=rows,
     )
-
-
-def _measure_rest(config: BlockConfig, progress: Progress) -> RestRate:
-    block, inputs = _random_block(config.model, TokenGrid(1, 1, config.sample_tokens))
-    timing = time_interleaved(
-        {WITHOUT: _call(block, inputs, _add_up)},
-        _REPEATS if config.repeats is None else config.repeats,
-        examine=_require_finite,
-        progress=_within("full width", progress),
-    )[WITHOUT]
-    flops = config.model.flops_without_attention(config.sample_tokens)
-    return RestRate(config.sample_tokens, timing, flops)
 
 
 def _measure_grid(
     config: BlockConfig,
     name: str,
-    shape: BlockShape,
+    full_width: Callable[[], Array],
     dense: DenseAttention,
     sparse: SparseAttention,
     progress: Progress,
 ) -> BlockTimes:
     grid = config.grids[name]
-    block, inputs = _random_block(shape, grid)
+    block, inputs = _random_block(config.model.with_heads(config.heads), grid)
     step, layer, level = _usual_call(sparse)
     rng = jax.random.key(0)
     nowhere = jnp.asarray(0, jnp.int32)
     attentions: dict[str, _Attend] = {
-        DENSE: lambda *arrays: dense(*arrays, step=nowhere, layer=nowhere, rng=rng),
-        SPARSE: lambda *arrays: sparse(*arrays, step=step, layer=layer, rng=rng),
+        DENSE: lambda q, k, v: dense(q, k, v, step=nowhere, layer=nowhere, rng=rng),
+        SPARSE: lambda q, k, v: sparse(q, k, v, step=step, layer=layer, rng=rng),
         WITHOUT: _add_up,
     }
+    calls = {one: _call(block, inputs, attend) for one, attend in attentions.items()}
     timings = time_interleaved(
-        {one: _call(block, inputs, attend) for one, attend in attentions.items()},
+        calls | {FULL_WIDTH: full_width},
         config.repeats_at(grid),
         examine=_require_finite,
         progress=_within(name, progress),
@@ -334,6 +306,7 @@ def _measure_grid(
         dense=timings[DENSE],
         sparse=timings[SPARSE],
         without=timings[WITHOUT],
+        full_width=timings[FULL_WIDTH],
         visited=math.fsum(visited_share(plan) for plan in plans) / len(plans),
     )
 
@@ -362,7 +335,8 @@ def _call(block: Block, inputs: tuple[Any, ...], attend: _Attend) -> Callable[[]
 
     @jax.jit
     def run(block: Block, inputs: tuple[Any, ...]) -> Array:
-        return block(*inputs, lambda *arrays: (attend(*arrays), None))[0]
+        x, text, modulation, rotary = inputs
+        return block(x, text, modulation, rotary, lambda *arrays: (attend(*arrays), None))[0]
 
     return lambda: run(block, inputs).block_until_ready()
 
