@@ -27,6 +27,7 @@ from cinetile.compare.blocks import (
     measure_blocks,
 )
 from cinetile.compare.shapes import MODELS, RESOLUTIONS, BlockShape
+from cinetile.compare.stand_in import add_up
 from cinetile.compare.whole_run import (
     PUBLISHED_RUNS,
     AttentionCall,
@@ -91,7 +92,7 @@ class TestShapes:
 
         @jax.jit
         def run(block: Any, inputs: Any) -> jax.Array:
-            return block(*inputs, lambda *arrays: (blocks._add_up(*arrays), None))[0]
+            return block(*inputs, lambda *arrays: (add_up(*arrays), None))[0]
 
         compiled = run.lower(block, inputs).compile().cost_analysis()
         assert compiled is not None
@@ -124,7 +125,9 @@ class TestBlocks:
         def softmax(*arrays: jax.Array) -> tuple[jax.Array, None]:
             return jax.nn.dot_product_attention(*arrays), None
 
-        expected = np.asarray(block(*inputs, softmax)[0], np.float32)
+        x, text, modulation, rotary = inputs
+        output, _ = block(x, text, modulation, rotary, softmax)
+        expected = np.asarray(output, np.float32)
         for name in (blocks.DENSE, blocks.SPARSE):
             np.testing.assert_allclose(outputs[name], expected, atol=0.1)
         assert np.abs(outputs[blocks.WITHOUT] - expected).max() > 0.5
@@ -271,6 +274,7 @@ class TestCommand:
     def invoke(self, *arguments: str, **settings: Any) -> Result:
         @click.command()
         @shape_only_options
+        @click.option("--repeats", type=int)
         @json_option
         def command(resolutions: tuple[str, ...], full_width: str, **options: Any) -> None:
             del full_width

@@ -52,11 +52,6 @@ shape_only_options = stacked(
         show_default=True,
         help="With --shape-only: the Wan model whose block it is.",
     ),
-    click.option(
-        "--repeats",
-        type=int,
-        help="With --shape-only: rounds after the warm-up.  [default: 3, 1 above 100,000 tokens]",
-    ),
 )
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from cinetile import _checks
 from cinetile.bench.machine import Machine, describe_machine
 from cinetile.bench.timing import Progress, Timing, no_progress, time_interleaved
 from cinetile.compare.shapes import MODELS, BlockShape
+from cinetile.compare.stand_in import add_up
 from cinetile.compare.whole_run import PUBLISHED_STEPS, sparse_call_share
 from cinetile.grid import TokenGrid, require_grid
 from cinetile.inputs.rotary import rotary_tables
@@ -259,7 +260,7 @@ def measure_blocks(config: BlockConfig, progress: Progress = no_progress) -> Blo
         )
         for dense, sparse in attentions.values()
     ]
-    full_width = _call(*_random_block(config.model, TokenGrid(1, 1, config.sample_tokens)), _add_up)
+    full_width = _call(*_random_block(config.model, TokenGrid(1, 1, config.sample_tokens)), add_up)
     rows = tuple(
         _measure_grid(config, name, full_width, *attentions[name], progress)
         for name in config.grids
@@ -289,7 +290,7 @@ def _measure_grid(
     attentions: dict[str, _Attend] = {
         DENSE: lambda q, k, v: dense(q, k, v, step=nowhere, layer=nowhere, rng=rng),
         SPARSE: lambda q, k, v: sparse(q, k, v, step=step, layer=layer, rng=rng),
-        WITHOUT: _add_up,
+        WITHOUT: add_up,
     }
     calls = {one: _call(block, inputs, attend) for one, attend in attentions.items()}
     timings = time_interleaved(
@@ -339,17 +340,6 @@ def _call(block: Block, inputs: tuple[Any, ...], attend: _Attend) -> Callable[[]
         return block(x, text, modulation, rotary, lambda *arrays: (attend(*arrays), None))[0]
 
     return lambda: run(block, inputs).block_until_ready()
-
-
-def _add_up(
-    query: Float[Array, "batch tokens heads head_dim"],
-    key: Float[Array, "batch tokens heads head_dim"],
-    value: Float[Array, "batch tokens heads head_dim"],
-) -> Float[Array, "batch tokens heads head_dim"]:
-    """In place of attention: needs all three, so that nothing of the block is left out."""
-    # As with a kernel, all three are written out before they are read.
-    query, key, value = jax.lax.optimization_barrier((query, key, value))
-    return query + key + value
 
 
 def _usual_call(sparse: SparseAttention) -> tuple[int, int, int]:
