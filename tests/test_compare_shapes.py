@@ -1,6 +1,8 @@
 """One block timed dense and sparse, and the model of a whole run."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,6 @@ import cinetile as ct
 from cinetile.bench import Timing
 from cinetile.cli.compare_shapes import compare_shapes, shape_only_options
 from cinetile.cli.options import json_option
-from cinetile.cli.output import warnings_on_stderr
 from cinetile.compare import blocks
 from cinetile.compare.blocks import (
     BlockConfig,
@@ -280,8 +281,7 @@ class TestCommand:
             del full_width
             tiny = dict.fromkeys(resolutions, GRID)
             chosen = {"resolutions": tiny, "full_width": MODEL, "sample_tokens": 16}
-            with warnings_on_stderr():
-                compare_shapes(POLICY, **(chosen | options | settings))
+            compare_shapes(POLICY, **(chosen | options | settings))
 
         return CliRunner().invoke(command, arguments, env={"COLUMNS": "160"})
 
@@ -308,10 +308,42 @@ class TestCommand:
         assert first["full_width"]["kind"] == "estimate"
         assert [check["resolution"] for check in document["published"]] == list(PUBLISHED_RUNS)
 
+    @pytest.mark.parametrize("slowest", [110.0, 300.0])
+    def test_a_busy_machine_is_told_of(
+        self, slowest: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calm = canned(100.0, 60.0, 20.0)
+
+        def restless(candidates: Any, repeats: int, **further: Any) -> dict[str, Timing]:
+            timings = calm(candidates, repeats, **further)
+            return timings | {blocks.DENSE: Timing((100.0, 100.0, slowest))}
+
+        monkeypatch.setattr(blocks, "time_interleaved", restless)
+        done = self.invoke("--resolutions", "480p")
+        assert ("differ by up to 3.00x" in done.stdout) == (slowest == 300.0)
+        assert ("The machine was busy" in done.stdout) == (slowest == 300.0)
+
     def test_json_on_stdout_is_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(blocks, "time_interleaved", canned(3.0, 2.0, 1.0))
         done = self.invoke("--resolutions", "480p", "--json", "-")
         assert json.loads(done.stdout)["rows"][0]["attention_share"] == pytest.approx(2 / 3)
+
+    def test_without_the_extra_it_says_what_to_install(self) -> None:
+        """And the options are there: `cinetile --help` must not need it."""
+        code = """
+import sys
+
+sys.modules["equinox"] = None
+import cinetile
+from cinetile.cli.compare_shapes import compare_shapes
+
+compare_shapes(cinetile.SparsityPolicy())
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert 'needs equinox: pip install "cinetile[wan]"' in done.stderr
+        assert "in compare_shapes" in done.stderr
 
     def test_bad_arguments_are_usage_errors(self) -> None:
         for arguments, message in (

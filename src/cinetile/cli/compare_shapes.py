@@ -14,7 +14,13 @@ from cinetile.bench import Timing
 from cinetile.cli.circumstances import kernel_name, machine_facts
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import NamesType, stacked
-from cinetile.cli.output import facts, numbers, progress_on_stderr, report
+from cinetile.cli.output import (
+    facts,
+    numbers,
+    progress_on_stderr,
+    report,
+    warnings_on_stderr,
+)
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wording import counted, milliseconds, percent, seconds
 from cinetile.compare.shapes import MODELS, RESOLUTIONS, BlockShape
@@ -29,6 +35,9 @@ from cinetile.policy import SparsityPolicy
 
 if TYPE_CHECKING:
     from cinetile.compare.blocks import BlockResult, BlockTimes
+
+# Rounds of an idle machine differ by less.
+_RESTLESS = 1.3
 
 shape_only_options = stacked(
     click.option(
@@ -95,7 +104,7 @@ def compare_shapes(
         config = BlockConfig(policy, grids, heads, model, repeats, implementation, **further)
         if threads is not None:
             restrict_threads(threads)
-    with progress_on_stderr() as progress:
+    with progress_on_stderr() as progress, warnings_on_stderr():
         result = measure_blocks(config, progress)
     document = _document(result)
     report(document, json_target, lambda console: _print(console, result, document))
@@ -145,6 +154,7 @@ def _row(result: "BlockResult", row: "BlockTimes", sparse_calls: float) -> dict[
         "attention_share": row.attention_share,
         "attention_speedup": row.attention_speedup,
         "block_speedup": row.block_speedup,
+        "spread": row.spread,
         "full_width": {
             "kind": "estimate",
             **_times("sample_ms", row.full_width),
@@ -170,6 +180,12 @@ def _times(name: str, timing: Timing) -> dict[str, float]:
 def _print(console: Console, result: "BlockResult", document: dict[str, Any]) -> None:
     console.print(_circumstances(result, document))
     console.print(_measured(document["rows"]))
+    restless = max(row["spread"] for row in document["rows"])
+    if restless > _RESTLESS:
+        console.print(
+            f"The machine was busy: times of the same thing differ by up to {restless:.2f}x, and "
+            "shares and speed-ups\nare no better than that. Measure again when it is idle."
+        )
     console.print(_estimated(document))
     console.print(
         "Estimated: attention's measured time by heads; all else by its operations, at the rate "

@@ -155,6 +155,12 @@ class BlockTimes:
     def block_speedup(self) -> float:
         return self.dense.median / self.sparse.median
 
+    @property
+    def spread(self) -> float:
+        """Longest over shortest time of the same thing, where they differ most."""
+        timings = (self.dense, self.sparse, self.without, self.full_width)
+        return max(timing.maximum / timing.minimum for timing in timings)
+
 
 @dataclass(frozen=True)
 class FullWidthBlock:
