@@ -137,13 +137,10 @@ def measure(videos: Videos, variants: list[str]) -> tuple[list[Row], float]:
         for density in DENSITIES:
             policy = ct.SparsityPolicy(density, **VARIANTS[variant])
             sparse, seconds = videos.render(policy)
-            size = {
-                "num_steps": videos.steps,
-                "num_layers": videos.pipe.transformer.config.num_layers,
-            }
-            grid = videos.plan.size.grid
-            work = policy.expected_work(grid, **size)
-            plans = policy_plans(policy, grid, **size).plans[1:]
+            grid, steps = videos.plan.size.grid, videos.steps
+            layers = videos.pipe.transformer.config.num_layers
+            work = policy.expected_work(grid, num_steps=steps, num_layers=layers)
+            plans = policy_plans(policy, grid, num_steps=steps, num_layers=layers).plans[1:]
             changed = sparse.reshape(frames.shape)
             psnr = ct.metrics.psnr(changed, frames)
             rows.append(

@@ -173,6 +173,22 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            ((), "PROMPT is missing"),
+            (("--shape-only", PROMPT), "--shape-only takes no PROMPT"),
+            (("--shape-only", "--out", "c.mp4"), "--shape-only takes no PROMPT"),
+            (("--shape-only", "--policy", "bold"), "--policy must be one of"),
+            (("--shape-only", "--heads", 0), "heads must be at least 1"),
+            (("--shape-only", "--resolutions", "8k"), "must hold names of 480p"),
+        ],
+    )
+    def test_bad_input_without_a_model(self, arguments: tuple[object, ...], message: str) -> None:
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
             (("",), "prompt must not be empty"),
             ((PROMPT, "--policy", "bold"), "--policy must be one of"),
             ((PROMPT, "--repeats", 0), "repeats must be at least 1"),

@@ -177,6 +177,7 @@ def _draw_errors(
     table: RouteTable,
 ) -> None:
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import NullFormatter
 
     low, high = limits
     axes.set_facecolor(_SKIPPED)
@@ -190,6 +191,7 @@ def _draw_errors(
     axes.set_xticks(ticks, [str(table.steps[tick]) for tick in ticks], fontsize=8)
     bar = axes.figure.colorbar(image, ax=axes, cax=axes.inset_axes((1.02, 0.0, 0.02, 1.0)))
     bar.ax.tick_params(labelsize=8)
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _panel(num_panels: int) -> float:

@@ -17,7 +17,7 @@ from training.tiny_wan.scenes import FRAMES, SIZE
 from training.tiny_wan.text import END, MAX_TOKENS, PAD, UNKNOWN
 
 STEPS = 20
-GUIDANCE = 4.0
+GUIDANCE = 3.0
 FLOW_SHIFT = 8.0
 
 

@@ -13,6 +13,7 @@ import cinetile
 from cinetile import pictures
 from cinetile.bench.machine import describe_machine
 from cinetile.canvas import require_matplotlib
+from cinetile.cli.compare_shapes import compare_shapes, shape_only_options
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
     OutputType,
@@ -32,6 +33,8 @@ from cinetile.cli.output import (
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wan_options import model_options, open_pipeline, prompt_options
 from cinetile.cli.wording import percent, seconds
+from cinetile.policy import SparsityPolicy
+from cinetile.route_table import RouteTable
 
 if TYPE_CHECKING:
     from cinetile.compare.videos import Side, VideoComparison
@@ -41,12 +44,19 @@ DEFAULT_POLICY = "moderate"
 _EXAMPLES = """\b
 Examples:
   cinetile compare "a red ball rolls to the right" --out compare.mp4 --picture compare.png
+  cinetile compare --shape-only --resolutions 480p,720p --policy aggressive
   cinetile compare "a cat" --model Wan2.1-T2V-1.3B-Diffusers --policy aggressive --out cat.mp4
 """
 
 
 @click.command("compare", epilog=_EXAMPLES, short_help="Dense against sparse: speed and quality.")
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@click.option(
+    "--shape-only",
+    is_flag=True,
+    help="Time one block with random weights at standard sizes instead; takes no PROMPT.",
+)
+@shape_only_options
 @click.option(
     "--out",
     metavar="MP4",
@@ -70,13 +80,19 @@ Examples:
 @policy_option
 @implementation_option
 @click.option(
-    "--repeats", type=int, default=1, show_default=True, help="Rounds that times are medians of."
+    "--repeats",
+    type=int,
+    help="Rounds that times are medians of.  [default: 1; blocks of short sequences: 3]",
 )
 @click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
 @json_option
 def compare_command(
     *,
-    prompt: str,
+    prompt: str | None,
+    shape_only: bool,
+    resolutions: tuple[str, ...],
+    heads: int,
+    full_width: str,
     out: Path | None,
     picture: Path | None,
     routes: Path | None,
@@ -88,7 +104,7 @@ def compare_command(
     seed: int,
     policy: str | None,
     implementation: str | None,
-    repeats: int,
+    repeats: int | None,
     threads: int | None,
     json_target: str | Path | None,
     **sizes: Any,
@@ -96,7 +112,25 @@ def compare_command(
     """Make a video from PROMPT with dense and with sparse attention, from the same noise.
 
     Prints times, attention's share of them, and how far every sparse frame is from the dense one.
+    With --shape-only, times one transformer block at the token counts of 480p to 1440p and
+    estimates what a whole run gains.
     """
+    if shape_only:
+        _refuse_with_shape_only(prompt, out, picture, routes, model)
+        compare_shapes(
+            _read_policy(policy),
+            resolutions=resolutions,
+            heads=heads,
+            full_width=full_width,
+            repeats=repeats,
+            implementation=implementation,
+            threads=threads,
+            json_target=json_target,
+        )
+        return
+    if prompt is None:
+        raise click.UsageError("PROMPT is missing; only --shape-only takes none")
+    repeats = 1 if repeats is None else repeats
     from cinetile import _checks, metrics
     from cinetile.compare.pictures import comparison_picture, side_by_side
     from cinetile.compare.videos import compare_videos
@@ -106,15 +140,16 @@ def compare_command(
     metrics.require_metrics()
     if out is not None:
         require_av()
-    if picture is not None or (routes is not None and routes.suffix.lower() == ".png"):
+    draws_routes = routes is not None and routes.suffix.lower() == ".png"
+    if picture is not None or draws_routes:
         require_matplotlib()
+    sparse = _read_policy(policy)
     arguments = sizes | {"negative_prompt": negative_prompt, "num_inference_steps": steps}
     with warnings_on_stderr(), argument_errors():
         if threads is not None:
             restrict_threads(threads)
         _checks.integer("seed", seed, minimum=0)
         _checks.integer("repeats", repeats, minimum=1)
-        sparse = read_policy(DEFAULT_POLICY if policy is None else policy)
         pipe = open_pipeline(model, dtype, flow_shift)
         plan = pipe.check_inputs(prompt, **arguments)
         pipe.attentions(plan, sparse, implementation)
@@ -138,10 +173,8 @@ def compare_command(
     if picture is not None:
         comparison_picture(result, picture, title=prompt)
     if routes is not None:
-        if routes.suffix.lower() == ".png":
-            pictures.route_picture(result.routes, routes)
-        else:
-            result.routes.to_csv(routes)
+        write = pictures.route_picture if draws_routes else RouteTable.to_csv
+        write(result.routes, routes)
     document = {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
@@ -157,6 +190,18 @@ def compare_command(
     for path in (out, picture, routes):
         if path is not None:
             tell_written(path)
+
+
+def _refuse_with_shape_only(*others: object) -> None:
+    if any(value is not None for value in others):
+        raise click.UsageError(
+            "--shape-only takes no PROMPT, --out, --picture, --routes or --model: no video is made"
+        )
+
+
+def _read_policy(value: str | None) -> SparsityPolicy:
+    with warnings_on_stderr(), argument_errors():
+        return read_policy(DEFAULT_POLICY if value is None else value)
 
 
 def to_document(result: "VideoComparison") -> dict[str, Any]:
