@@ -87,6 +87,15 @@ class TestVideo:
         assert result.stderr.startswith("warning: the video's size is rounded down: width 31 -> 24")
 
 
+class TestSmallCheckpoint:
+    def test_is_taken_where_no_model_is_named(self, tmp_path: Path):
+        out = tmp_path / "ball.mp4"
+        result = invoke("a red ball rolls to the right", "--steps", 2, "--out", out)
+        assert result.exit_code == 0, result.output
+        assert "9 frames of 64x64" in result.stdout
+        assert count_frames(out) == 9
+
+
 class TestPolicy:
     def test_preset(self, model: Path, tmp_path: Path):
         options = ("--policy", "moderate", "--json", tmp_path / "ball.json")
