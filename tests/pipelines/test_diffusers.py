@@ -1,7 +1,14 @@
 """Sparse attention in diffusers pipelines: every family, and what users do with a pipeline."""
 
+# diffusers exports its names lazily, which pyright does not follow.
+# pyright: reportPrivateImportUsage=false
+
+import copy
+import dataclasses
 import filecmp
 import functools
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +21,9 @@ pytest.importorskip("diffusers")
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tiny_pipelines import PIPELINES, STEPS, TinyPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, WanVideoToVideoPipeline
+from PIL import Image
+from tiny_pipelines import NONE, PIPELINES, STEPS, TinyPipeline
 from torch.overrides import TorchFunctionMode
 
 import cinetile as ct
@@ -29,6 +38,11 @@ EVERYTHING = ct.SparsityPolicy(1.0, dense_steps=(), dense_layers=(), **EXACT)
 SPARSE = ct.SparsityPolicy(0.4, dense_steps=(), dense_layers=(), **EXACT)
 WAN = PIPELINES[0]
 EXPERTS = PIPELINES[1]
+
+# LTXConditionPipeline hands tensors to NumPy in a way that NumPy 2 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
 
 every_family = pytest.mark.parametrize("tiny", PIPELINES, ids=str)
 
@@ -274,6 +288,33 @@ class TestTracking:
                 call_model(pipe, time.expand(1))
         assert [call.step for call in handle.summary().calls] == [2] * 3 + [3] * 3
 
+    def test_video_to_video(self) -> None:
+        base = WAN.build()
+        pipe: Any = WanVideoToVideoPipeline(
+            tokenizer=NONE,
+            text_encoder=NONE,
+            vae=base.vae,
+            transformer=base.transformer,
+            scheduler=base.scheduler,
+        )
+        pipe.set_progress_bar_config(disable=True)
+        frames = [Image.new("RGB", (80, 64), (shade, 0, 0)) for shade in range(17)]
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            pipe(
+                video=frames,
+                height=64,
+                width=80,
+                num_inference_steps=5,
+                strength=0.6,
+                output_type="latent",
+                **WAN.arguments(),
+            )
+        assert {(call.step, call.num_steps) for call in handle.summary().calls} == {
+            (2, 5),
+            (3, 5),
+            (4, 5),
+        }
+
     def test_timesteps_in_bfloat16(self) -> None:
         pipe = WAN.build()
         pipe.scheduler.set_timesteps(5)
@@ -297,9 +338,38 @@ class TestTracking:
         with (
             ctd.enable_sparse_attention(pipe, POLICY),
             torch.no_grad(),
-            pytest.raises(ValueError, match=r"timestep 20 is not in the scheduler's schedule of 5"),
+            pytest.raises(ValueError, match=r"timestep 20 is not in the schedule of 5 steps, 999"),
         ):
             call_model(pipe, torch.tensor([20]))
+
+    def test_a_scheduler_without_a_schedule(self) -> None:
+        """Such as that of a pipeline whose transformer runs in another one."""
+        message = r"the scheduler of WanPipeline has no schedule yet, .*with the same transformer"
+        for swapped in (False, True):  # schedulers differ in what they hold until they have one
+            pipe, other = WAN.build(), WAN.build()
+            other.transformer = pipe.transformer
+            other.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+            enabled, runs = (other, pipe) if swapped else (pipe, other)
+            with (
+                ctd.enable_sparse_attention(enabled, POLICY),
+                pytest.raises(ValueError, match=message),
+            ):
+                WAN.run(runs)
+
+    def test_tokens_of_images_beside_the_video(self) -> None:
+        """LTX puts those of a later frame before the video's, with coordinates of their own."""
+        tiny = named("ltx-condition")
+        pipe = tiny.build()
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            pytest.raises(ValueError, match="video_coords that are not those of one video"),
+        ):
+            tiny.run(pipe, frame_index=8)
+
+    def test_steps_that_are_not_in_the_schedule(self) -> None:
+        for step in (-1, 3):
+            with pytest.raises(ValueError, match=rf"step must lie in \[0, 3\), got {step}"):
+                ctd.StepInRun(step, 3, None)
 
     def test_the_same_seed_gives_the_same_video(self) -> None:
         results = []
@@ -327,6 +397,52 @@ class TestConventions:
             ctd.enable_sparse_attention(pipe, POLICY)
         handle.restore()
         ctd.enable_sparse_attention(pipe, POLICY).restore()
+
+    def test_a_restored_handle_is_not_entered(self) -> None:
+        handle = ctd.enable_sparse_attention(WAN.build(), POLICY)
+        handle.restore()
+        with pytest.raises(RuntimeError, match="own attention was restored"), handle:
+            pass
+
+    @pytest.mark.parametrize(
+        "duplicate",
+        [copy.deepcopy, lambda pipe: torch.save(pipe.transformer, io.BytesIO())],
+        ids=["copied", "pickled"],
+    )
+    def test_copies_are_refused(self, duplicate: Any) -> None:
+        """They would be bound to the original."""
+        pipe = WAN.build()
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY),
+            pytest.raises(TypeError, match=r"can be neither copied nor pickled; call restore\(\)"),
+        ):
+            duplicate(pipe)
+        duplicate(pipe)
+
+    def test_another_transformer(self) -> None:
+        """It would run densely."""
+        pipe, other = EXPERTS.build(), WAN.build()
+        mine = pipe.transformer_2
+        handle = ctd.enable_sparse_attention(pipe, POLICY)
+        pipe.transformer_2 = other.transformer
+        message = "pipe.transformer_2 was replaced by another WanTransformer3DModel"
+        with pytest.raises(RuntimeError, match=message):
+            EXPERTS.run(pipe)
+        with pytest.raises(RuntimeError, match=message):
+            handle.summary()
+        pipe.transformer_2 = None  # to save memory, as users do
+        assert handle.summary().calls == ()
+        handle.restore()
+        assert not any(isinstance(one, SparseProcessor) for one in mine.attn_processors.values())
+
+    def test_another_block(self) -> None:
+        """It would run densely."""
+        pipe, other = WAN.build(), WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            pipe.transformer.blocks[1] = other.transformer.blocks[1]
+            message = r"layers of pipe\.transformer were added, removed or replaced"
+            with pytest.raises(RuntimeError, match=message):
+                WAN.run(pipe)
 
     def test_a_transformer_in_two_pipelines(self) -> None:
         pipe, other = WAN.build(), WAN.build()
@@ -365,6 +481,7 @@ class TestConventions:
 
     def test_an_exception_inside_the_model(self) -> None:
         pipe = WAN.build()
+        pipe.scheduler.set_timesteps(3)
         with ctd.enable_sparse_attention(pipe, POLICY):
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 pipe.transformer(
@@ -474,6 +591,7 @@ class TestTensors:
 
     def test_gradients_are_refused(self) -> None:
         pipe = WAN.build()
+        pipe.scheduler.set_timesteps(3)
         with (
             ctd.enable_sparse_attention(pipe, POLICY),
             pytest.raises(RuntimeError, match="has no gradients"),
@@ -641,9 +759,10 @@ class TestBadArguments:
         ("options", "error", "message"),
         [
             ({"policy": 0.5}, TypeError, "policy must be a SparsityPolicy or a preset's name"),
-            ({"policy": "fast"}, ValueError, "name must be one of 'conservative'"),
+            ({"policy": "fast"}, ValueError, "policy must be one of 'conservative'"),
             ({"family": "wan"}, TypeError, "family must be a Family, got str"),
             ({"seed": -1}, ValueError, "seed must be at least 0"),
+            ({"implementation": 3}, TypeError, "implementation must be None, a name or a seq"),
             ({"implementation": "cuda"}, ValueError, "implementation must be None, one of"),
             ({"implementation": "pallas_tpu"}, NotImplementedError, "not on a TPU"),
         ],
@@ -668,9 +787,64 @@ class TestBadArguments:
             ctd.enable_sparse_attention(Strange())
         with pytest.raises(ValueError, match="got object with no transformer"):
             ctd.enable_sparse_attention(object())
+        with pytest.raises(ValueError, match=r"pipe must be the pipeline, .*WanTransformer3D"):
+            ctd.enable_sparse_attention(WAN.build().transformer)
 
-    def test_a_family_that_does_not_fit(self) -> None:
-        wan = ctd.FAMILIES[0]
-        family = ctd.Family("other", (), (), ("layers.*.attn",), wan.video_grid)
-        with pytest.raises(ValueError, match=r"family other has .* at layers\.\*\.attn, but Wan"):
+    @pytest.mark.parametrize(
+        "paths",
+        [
+            ("layers.*.attn",),
+            ("*.attn1",),
+            ("blocks",),
+            ("blocks.*",),
+            ("blocks.attn1",),
+            ("blocks.*.attn1", "blocks.*.attn3"),
+        ],
+        ids=str,
+    )
+    def test_a_family_that_does_not_fit(self, paths: tuple[str, ...]) -> None:
+        """No path is passed over: what it means to make sparse would stay dense."""
+        family = ctd.Family("other", (), (), paths, ctd.FAMILIES[0].video_grid)
+        place = re.escape(paths[-1])
+        message = rf"family other has its self-attention at {place}, but Wan.* no attention proc"
+        with pytest.raises(ValueError, match=message):
             ctd.enable_sparse_attention(WAN.build(), family=family)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            ({"self_attention": "blocks.*.attn1"}, TypeError, "self_attention must be a tuple of"),
+            ({"self_attention": ()}, ValueError, "self_attention must not be empty"),
+            ({"components": ()}, ValueError, "components must not be empty"),
+            ({"text": "middle"}, ValueError, "text must be one of 'none', 'first', 'last'"),
+            ({"video_grid": (5, 4, 5)}, TypeError, "video_grid must be a function"),
+            ({"step": 3}, TypeError, "step must be a function, got 3"),
+        ],
+        ids=str,
+    )
+    def test_a_wrong_description(self, changes: Any, error: type[Exception], message: str) -> None:
+        with pytest.raises(error, match=message):
+            dataclasses.replace(ctd.FAMILIES[0], **changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "message"),
+        [
+            (
+                {"video_grid": lambda _: (5, 4)},
+                ValueError,
+                r"video_grid of family Wan .* must give frames, height and width, got \(5, 4\)",
+            ),
+            ({"step": lambda *_: 3}, TypeError, "step of family Wan .* must give a StepInRun"),
+        ],
+        ids=["video_grid", "step"],
+    )
+    def test_what_a_description_gives(
+        self, changes: Any, error: type[Exception], message: str
+    ) -> None:
+        pipe = WAN.build()
+        family = dataclasses.replace(ctd.FAMILIES[0], **changes)
+        with (
+            ctd.enable_sparse_attention(pipe, POLICY, family=family),
+            pytest.raises(error, match=message),
+        ):
+            WAN.run(pipe)

@@ -24,6 +24,7 @@ from diffusers import (
     HunyuanVideoImageToVideoPipeline,
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
+    LTXConditionPipeline,
     LTXImageToVideoPipeline,
     LTXPipeline,
     LTXVideoTransformer3DModel,
@@ -32,6 +33,7 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
+from PIL import Image
 
 import cinetile as ct
 
@@ -210,6 +212,20 @@ def _wan_image_experts() -> Any:
     )
 
 
+def _wan_image_token_timesteps() -> Any:
+    """Image-to-video of Wan 2.2's 5B model: the tokens of the first frame have timestep 0."""
+    return _quiet(
+        WanImageToVideoPipeline(
+            tokenizer=NONE,
+            text_encoder=NONE,
+            vae=_wan_vae(),
+            scheduler=_wan_scheduler(),
+            transformer=_wan_transformer(),
+            expand_timesteps=True,
+        )
+    )
+
+
 def _wan_arguments() -> dict[str, Any]:
     return {
         "prompt_embeds": _drawn(1, 8, 32),
@@ -283,24 +299,25 @@ def _hunyuan_arguments() -> dict[str, Any]:
     }
 
 
-def _cogvideox(in_channels: int = 4) -> Any:
+def _cogvideox(**changes: Any) -> Any:
     torch.manual_seed(0)
-    transformer = CogVideoXTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=in_channels,
-        out_channels=4,
-        time_embed_dim=2,
-        text_embed_dim=32,
-        num_layers=3,
-        sample_width=WIDTH // 8,
-        sample_height=HEIGHT // 8,
-        sample_frames=FRAMES,
-        patch_size=2,
-        temporal_compression_ratio=4,
-        max_text_seq_length=16,
-        use_rotary_positional_embeddings=True,
-    )
+    settings: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "in_channels": 4,
+        "out_channels": 4,
+        "time_embed_dim": 2,
+        "text_embed_dim": 32,
+        "num_layers": 3,
+        "sample_width": WIDTH // 8,
+        "sample_height": HEIGHT // 8,
+        "sample_frames": FRAMES,
+        "patch_size": 2,
+        "temporal_compression_ratio": 4,
+        "max_text_seq_length": 16,
+        "use_rotary_positional_embeddings": True,
+    }
+    transformer = CogVideoXTransformer3DModel(**{**settings, **changes})
     vae = AutoencoderKLCogVideoX(
         in_channels=3,
         out_channels=3,
@@ -321,6 +338,15 @@ def _cogvideox(in_channels: int = 4) -> Any:
             scheduler=CogVideoXDDIMScheduler(),
         )
     )
+
+
+def _cogvideox_frame_patches() -> Any:
+    """Like CogVideoX 1.5, whose patches hold two frames; an odd number of frames is padded."""
+    return _cogvideox(patch_size_t=2, patch_bias=False)
+
+
+def _cogvideox_frame_patches_arguments() -> dict[str, Any]:
+    return {**_cogvideox_arguments(), "num_frames": 33}  # 9 of latents
 
 
 def _cogvideox_arguments() -> dict[str, Any]:
@@ -410,6 +436,25 @@ def _ltx_image_arguments() -> dict[str, Any]:
     return {**_ltx_arguments(), "image": _drawn(1, 3, 32, 32, seed=2).sigmoid()}
 
 
+def _ltx_condition() -> Any:
+    """Tells its transformer the place of each token instead of the size of the grid."""
+    text = _ltx()
+    return _quiet(
+        LTXConditionPipeline(
+            scheduler=text.scheduler,
+            vae=text.vae,
+            text_encoder=NONE,
+            tokenizer=NONE,
+            transformer=text.transformer,
+        )
+    )
+
+
+def _ltx_condition_arguments() -> dict[str, Any]:
+    image = _drawn(3, 32, 32, seed=2).sigmoid().movedim(0, -1).mul(255).byte()
+    return {**_ltx_arguments(), "image": Image.fromarray(image.numpy())}
+
+
 def _cogvideox_image() -> Any:
     text = _cogvideox(in_channels=8)
     return _quiet(
@@ -467,6 +512,16 @@ PIPELINES: tuple[TinyPipeline, ...] = (
     TinyPipeline(
         "wan-image-experts", _WAN, _wan_image_experts, _wan_image_arguments, _WAN_GRID, 3, 2, 1
     ),
+    TinyPipeline(
+        "wan-image-token-timesteps",
+        _WAN,
+        _wan_image_token_timesteps,
+        _wan_image_arguments,
+        _WAN_GRID,
+        3,
+        2,
+        1,
+    ),
     TinyPipeline("hunyuan", _HUNYUAN, _hunyuan, _hunyuan_arguments, _HUNYUAN_GRID, 3, 1, 1),
     TinyPipeline(
         "hunyuan-image", _HUNYUAN, _hunyuan_image, _hunyuan_image_arguments, _HUNYUAN_GRID, 3, 1, 1
@@ -475,6 +530,19 @@ PIPELINES: tuple[TinyPipeline, ...] = (
     TinyPipeline(
         "cogvideox-image", _COG, _cogvideox_image, _cogvideox_image_arguments, _COG_GRID, 3, 1, 2
     ),
+    TinyPipeline(
+        "cogvideox-frame-patches",
+        _COG,
+        _cogvideox_frame_patches,
+        _cogvideox_frame_patches_arguments,
+        _COG_GRID,
+        3,
+        1,
+        2,
+    ),
     TinyPipeline("ltx", "LTX-Video", _ltx, _ltx_arguments, _LTX_GRID, 3, 1, 2),
     TinyPipeline("ltx-image", "LTX-Video", _ltx_image, _ltx_image_arguments, _LTX_GRID, 3, 1, 2),
+    TinyPipeline(
+        "ltx-condition", "LTX-Video", _ltx_condition, _ltx_condition_arguments, _LTX_GRID, 3, 1, 2
+    ),
 )

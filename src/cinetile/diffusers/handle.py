@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 from cinetile import _checks
 from cinetile.diffusers.families import Call, Family, family_of, unknown_model
 from cinetile.diffusers.processors import (
+    Hook,
     SparseProcessor,
     processor_for,
     prompt_length_of,
-    untraced,
 )
 from cinetile.diffusers.summary import LayerCall, Summary
 from cinetile.diffusers.tensors import TensorAttention, check_tensors, is_torchax
@@ -22,6 +23,7 @@ from cinetile.diffusers.tracking import StepInRun
 from cinetile.grid import TokenGrid
 from cinetile.kernels.registry import select_implementation
 from cinetile.policy import SparsityPolicy
+from cinetile.policy.presets import PRESETS
 
 
 def enable_sparse_attention(
@@ -55,7 +57,7 @@ def enable_sparse_attention(
         NotImplementedError: the named implementation cannot run here.
     """
     if isinstance(policy, str):
-        policy = SparsityPolicy.preset(policy)
+        policy = SparsityPolicy.preset(_checks.choice("policy", policy, tuple(PRESETS)))
     if not isinstance(policy, SparsityPolicy):
         raise TypeError(
             f"policy must be a SparsityPolicy or a preset's name, got {type(policy).__name__}"
@@ -80,16 +82,18 @@ def enable_sparse_attention(
 def _models(pipe: Any, family: Family | None) -> dict[str, Any]:
     """The pipeline's transformers by attribute, without what torch.compile wraps them in."""
     names = family.components if family else ("transformer", "transformer_2")
-    found = {name: getattr(pipe, name, None) for name in names}
-    found = {
-        name: getattr(model, "_orig_mod", model)
-        for name, model in found.items()
-        if model is not None
-    }
+    found = {name: _component(pipe, name) for name in names}
+    found = {name: model for name, model in found.items() if model is not None}
     known = family is not None or all(family_of(model) for model in found.values())
     if not found or not known:
         raise unknown_model(pipe, [type(model).__name__ for model in found.values()])
     return found
+
+
+def _component(pipe: Any, name: str) -> Any:
+    """One of the pipeline's models, without what torch.compile wraps it in; None if missing."""
+    model = getattr(pipe, name, None)
+    return getattr(model, "_orig_mod", model)
 
 
 @dataclass
@@ -106,6 +110,7 @@ class _Model:
     """One transformer whose self-attention is sparse."""
 
     component: str
+    module: Any
     expert: str | None
     layers: tuple[Any, ...]
     processors: tuple[SparseProcessor, ...] = ()
@@ -142,15 +147,15 @@ class SparseHandle:
             experts = ("low_noise",)
         self._models: list[_Model] = []
         for (component, module), expert in zip(models.items(), experts, strict=True):
-            model = _Model(component, expert, family.layers(module))
+            model = _Model(component, module, expert, family.layers(module))
             model.processors = tuple(
                 processor_for(layer.processor, functools.partial(self._attend, model, index))
                 for index, layer in enumerate(model.layers)
             )
             for layer, processor in zip(model.layers, model.processors, strict=True):
                 layer.set_processor(processor)
-            begin = untraced(functools.partial(self._begin, model))
-            end = untraced(functools.partial(self._end, model))
+            begin = Hook(functools.partial(self._begin, model))
+            end = Hook(functools.partial(self._end, model))
             model.hooks = [
                 module.register_forward_pre_hook(begin, with_kwargs=True),
                 module.register_forward_hook(end, always_call=True),
@@ -158,7 +163,12 @@ class SparseHandle:
             self._models.append(model)
 
     def summary(self) -> Summary:
-        """What ran in the latest run of the pipeline, or what has run so far of it."""
+        """What ran in the latest run of the pipeline, or what has run so far of it.
+
+        Raises:
+            RuntimeError: the pipeline has another transformer by now, whose runs are not known.
+        """
+        self._check_components()
         return Summary(self.family.name, tuple(self._calls))
 
     def restore(self) -> None:
@@ -168,7 +178,7 @@ class SparseHandle:
             RuntimeError: processors were replaced meanwhile. Nothing is changed then.
         """
         for model in self._models:
-            self._check_in_place(model)
+            self._check_processors(model)
         for model in self._models:
             for layer, processor in zip(model.layers, model.processors, strict=True):
                 layer.set_processor(processor.original)
@@ -177,6 +187,10 @@ class SparseHandle:
         self._models = []
 
     def __enter__(self) -> "SparseHandle":
+        if not self._models:
+            raise RuntimeError(
+                "the pipeline's own attention was restored; call enable_sparse_attention again"
+            )
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -186,7 +200,25 @@ class SparseHandle:
         state = "sparse" if self._models else "restored"
         return f"SparseHandle({self.family.name}, {type(self._pipe).__name__}, {state})"
 
-    def _check_in_place(self, model: _Model) -> None:
+    def _check_components(self) -> None:
+        for model in self._models:
+            found = _component(self._pipe, model.component)
+            if found is not None and found is not model.module:
+                raise RuntimeError(
+                    f"pipe.{model.component} was replaced by another {type(found).__name__} after "
+                    "sparse attention had been enabled, and that one is dense; call restore(), "
+                    "and enable again"
+                )
+
+    def _check_layers(self, model: _Model) -> None:
+        layers = self.family.layers(model.module)
+        if len(layers) != len(model.layers) or any(map(operator.is_not, layers, model.layers)):
+            raise RuntimeError(
+                f"self-attention layers of pipe.{model.component} were added, removed or replaced "
+                "after sparse attention had been enabled; call restore(), and enable again"
+            )
+
+    def _check_processors(self, model: _Model) -> None:
         for index, (layer, processor) in enumerate(
             zip(model.layers, model.processors, strict=True)
         ):
@@ -199,10 +231,16 @@ class SparseHandle:
 
     def _begin(self, model: _Model, module: Any, args: Any, kwargs: Any) -> None:
         """Takes the step and the grid from a call of a transformer that begins."""
-        self._check_in_place(model)
+        self._check_components()
+        self._check_layers(model)
+        self._check_processors(model)
         bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
         call = Call(module.config, bound.arguments)
         where = self.family.step(self._pipe, call.arguments)
+        if not isinstance(where, StepInRun):
+            raise TypeError(
+                f"step of family {self.family.name} must give a StepInRun, got {where!r}"
+            )
         if where.schedule is not self._schedule:
             self._schedule = where.schedule
             self._calls = []

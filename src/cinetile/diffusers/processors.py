@@ -25,7 +25,28 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-class SparseProcessor:
+class BoundToModel:
+    """What holds on to one model: neither copied nor pickled with it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a model with sparse attention can be neither copied nor pickled; call restore() of "
+            "its handle first (save_pretrained works at any time)"
+        )
+
+
+class Hook(BoundToModel):
+    """A hook of a model that torch.compile does not look into."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    @untraced
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+
+class SparseProcessor(BoundToModel):
     """Runs a layer's own processor, all but its attention.
 
     Projections, norms, rotary embeddings and the output projection stay the model's own code;

@@ -111,12 +111,17 @@ def select_implementation(
         request: what is to be run; None to ask only what can run on this machine.
 
     Raises:
+        TypeError: `choice` is neither a name nor a sequence.
         ValueError: a name is unknown or the sequence is empty.
         NotImplementedError: none of the named ones can run; says why for each.
     """
     known = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
     if choice is None:
         candidates = [one for one in _IMPLEMENTATIONS if one.automatic]
+    elif not isinstance(choice, Sequence):
+        raise TypeError(
+            f"implementation must be None, a name or a sequence of names, got {choice!r}"
+        )
     else:
         names = [choice] if isinstance(choice, str) else list(choice)
         unknown = [name for name in names if name not in known]
