@@ -86,7 +86,7 @@ $(VENV)/.dev: $(VENV)/bin/python $(INSTALL_INPUTS)
 	@touch $@
 
 $(VENV)/.diffusers: $(VENV)/bin/python $(INSTALL_INPUTS)
-	$(PIP) $(INSTALL_PACKAGE) '.[diffusers]'
+	$(PIP) $(INSTALL_PACKAGE) '.[torchax]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(INSTALL_INPUTS)

@@ -10,6 +10,7 @@ import functools
 import io
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -464,6 +465,17 @@ class TestConventions:
             assert (one.summary().family, other.summary().family) == (WAN.family, "LTX-Video")
             assert one.summary().sparse_calls < len(one.summary().calls)
             assert other.summary().sparse_calls == len(other.summary().calls)
+
+    def test_pipelines_in_threads_of_their_own(self) -> None:
+        pipes = [WAN.build(), named("ltx").build()]
+        runs = [WAN.run, named("ltx").run]
+        handles = [ctd.enable_sparse_attention(pipe, SPARSE) for pipe in pipes]
+        expected = [run(pipe) for run, pipe in zip(runs, pipes, strict=True)]
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(lambda run, pipe: run(pipe), runs, pipes))
+        assert all(map(torch.equal, found, expected))
+        for handle in handles:
+            assert handle.summary().sparse_calls == len(handle.summary().calls) > 0
 
     def test_an_exception_inside_a_run(self) -> None:
         pipe = WAN.build()
