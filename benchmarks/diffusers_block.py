@@ -130,16 +130,19 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("sizes", nargs="*", help=f"some of {', '.join(SIZES)}; all by default")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    sizes = tuple(options.sizes) or tuple(SIZES)
+    if set(sizes) - set(SIZES):
+        parser.error(f"sizes must be some of {', '.join(SIZES)}, got {', '.join(sizes)}")
     torch.set_num_threads(options.threads)
     print("| " + " | ".join(COLUMNS) + " |")
     print("|" + "---|" * len(COLUMNS))
     results = []
-    for size in options.sizes:
+    for size in sizes:
         result = measure(size, options.repeats)
         results.append(result)
         cells = (
@@ -152,6 +155,8 @@ def main() -> None:
             f"{result['visited']:.1%}",
         )
         print("| " + " | ".join(cells) + " |", flush=True)
+    implementations = ", ".join(sorted({one["implementation"] for one in results}))
+    print(f"\n{implementations}, {options.threads} threads, torch {torch.__version__}")
     if options.json:
         report = {
             "machine": describe_machine().to_dict(),
