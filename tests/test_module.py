@@ -331,7 +331,7 @@ class TestModule:
 
     @pytest.mark.usefixtures("unchecked")
     def test_mesh(self) -> None:
-        with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, got object"):
+        with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh, got object"):
             layer_of(mesh=object())
 
     def test_fractions_need_counts(self) -> None:

@@ -16,8 +16,9 @@ from cinetile import _checks
 from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.attention import attention
 from cinetile.grid import TokenGrid
-from cinetile.parallel.head_exchange import over_mesh
+from cinetile.parallel.head_exchange import exchange_heads
 from cinetile.parallel.layout import ArrayLayout, array_layout
+from cinetile.parallel.spread import over_mesh
 from cinetile.policy import PolicyPlans, SparsityPolicy, policy_plans
 from cinetile.record import RoutingRecord
 from cinetile.routing import route_heads
@@ -218,8 +219,8 @@ class SparseAttention:
         decision = self._decide(step, layer, rng)
         masks = [self.planned.plans[plan].mask for plan in decision.plans]
         valid_text = check_prompt_length(prompt_length, len(query), masks)
-        static = decision.levels, decision.plans, scale, attend
-        arrays = tuple(jnp.asarray(array) for array in (query, key, value))
+        static: tuple[Any, ...] = decision.levels, decision.plans, scale, attend
+        arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
         shared = valid_text, decision.level, decision.rng
         if self.layout is None:
             output, per_head = self._work(*static, *arrays, *shared)
@@ -341,4 +342,5 @@ def _work_over_mesh(
 ) -> Any:
     assert layer.layout is not None
     work = functools.partial(layer._work, *static)
-    return over_mesh(work, layer.layout, arrays, valid_text, *common)
+    local = functools.partial(exchange_heads, work, layer.layout, layer.grid.num_tokens)
+    return over_mesh(local, layer.layout, arrays, valid_text, *common)

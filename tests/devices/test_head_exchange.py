@@ -93,27 +93,15 @@ def test_dense_steps() -> None:
     )
     np.testing.assert_allclose(spread[0], alone[0], rtol=1e-5, atol=1e-5)
     assert bool(spread[1].is_dense)
+    route = layer_of(mesh_of(sequence=8)).route(*arrays, step=0, layer=1, rng=KEY)
+    np.testing.assert_array_equal(route.routes, spread[1].routes)
     assert {row["pattern"] for row in spread[1].rows()} == {"dense"}
 
 
 def test_prompt_length_of_each_row() -> None:
     policy = ct.SparsityPolicy(0.5, dense_steps=(), block_q=16, block_kv=8, width_multiple=4)
-    for axes in ({"sequence": 8}, {"data": 2, "heads": 4}):
-        check(
-            mesh_of(**axes),
-            grid=WITH_TEXT,
-            policy=policy,
-            call={"prompt_length": jnp.array([5, 2])},
-        )
-
-
-def test_a_route_alone() -> None:
-    arrays = arrays_of()
-    alone, spread = (
-        layer_of(mesh).route(*arrays, step=2, layer=1, rng=KEY)
-        for mesh in (None, mesh_of(sequence=4))
-    )
-    np.testing.assert_array_equal(spread.routes, alone.routes)
+    call = {"prompt_length": jnp.array([5, 2])}
+    check(mesh_of(sequence=4, heads=2), grid=WITH_TEXT, policy=policy, call=call)
 
 
 def test_gradients() -> None:

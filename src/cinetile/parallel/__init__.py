@@ -1,1 +1,13 @@
 """Attention over several devices."""
+
+from cinetile.parallel.collectives import Collective, collectives
+from cinetile.parallel.halo import halo_attention
+from cinetile.parallel.report import ExchangeScheme, exchange_report
+
+__all__ = [
+    "Collective",
+    "ExchangeScheme",
+    "collectives",
+    "exchange_report",
+    "halo_attention",
+]
