@@ -223,7 +223,8 @@ class SparseAttention:
         arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
         shared = valid_text, decision.level, decision.rng
         if self.layout is None:
-            output, per_head = self._work(*static, *arrays, *shared)
+            work = functools.partial(self._work, *static)
+            output, per_head = work(*arrays, *shared)
         else:
             output, per_head = _work_over_mesh(self, static, arrays, *shared)
         routes, errors = per_head

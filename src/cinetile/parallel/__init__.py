@@ -1,6 +1,7 @@
 """Attention over several devices."""
 
 from cinetile.parallel.collectives import Collective, collectives
+from cinetile.parallel.devices import make_mesh, request_cpu_devices
 from cinetile.parallel.halo import halo_attention
 from cinetile.parallel.report import ExchangeScheme, exchange_report
 
@@ -10,4 +11,6 @@ __all__ = [
     "collectives",
     "exchange_report",
     "halo_attention",
+    "make_mesh",
+    "request_cpu_devices",
 ]

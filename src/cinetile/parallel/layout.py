@@ -1,5 +1,6 @@
 """How the arrays of attention lie on a mesh of devices."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,34 @@ class ArrayLayout:
         """Of arrays `[batch, heads, ...]`."""
         return PartitionSpec(self.batch or None, self.heads or None)
 
+    @property
+    def is_explicit(self) -> bool:
+        """Whether arrays on the mesh move only where somebody says so."""
+        return AxisType.Explicit in self.mesh.axis_types
+
     def size(self, axes: tuple[str, ...]) -> int:
         """Devices along some axes of the mesh."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+    def fitting(
+        self, shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...] | None = None
+    ) -> PartitionSpec:
+        """Of an array of this shape; an axis that does not divide by its devices stays whole.
+
+        Args:
+            shape: leading axes `[batch, tokens, heads]`, as many as there are.
+            axes: mesh axes for each axis of the array instead of those.
+        """
+        axes = (self.batch, self.tokens, self.heads)[: len(shape)] if axes is None else axes
+        fit = [
+            names if names and size % self.size(names) == 0 else None
+            for size, names in zip(shape, axes, strict=False)
+        ]
+        return PartitionSpec(*fit)
+
+    def constrained(self, array: Shaped[Array, "..."], spec: PartitionSpec) -> Shaped[Array, "..."]:
+        """The array, which the compiler is to lay out so; on meshes with automatic axes."""
+        return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
 
     def check_batch(self, batch: int) -> None:
         """Raises ValueError unless the batch rows divide by the devices that they are spread over.
@@ -56,9 +82,21 @@ class ArrayLayout:
 
     def laid_out(self, array: Shaped[Array, "..."], spec: PartitionSpec) -> Shaped[Array, "..."]:
         """The array in a layout, where the mesh's axes are explicit and nobody else moves it."""
-        if AxisType.Explicit not in self.mesh.axis_types:
+        if not self.is_explicit:
             return array
         return jax.reshard(array, NamedSharding(self.mesh, spec))
+
+
+def automatic(layout: ArrayLayout) -> ArrayLayout:
+    """The same layout on a mesh whose axes the compiler may use as it sees fit."""
+    mesh = Mesh(layout.mesh.devices, layout.mesh.axis_names)
+    return dataclasses.replace(layout, mesh=mesh)
+
+
+def replicated(tree: Any, mesh: Mesh) -> Any:
+    """Every array of a pytree, whole on every device; all processes must have the same."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda array: jax.device_put(array, everywhere), tree)
 
 
 def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:

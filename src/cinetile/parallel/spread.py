@@ -74,5 +74,12 @@ def over_mesh(
             array = jax.lax.slice_in_dim(array, 0, size, axis=axis)
         return array
 
+    def cut_and_tell(array: Array) -> Array:
+        # Whole on every device, so that every process can read it.
+        array, spec = cut(array, layout.head_spec, {1: heads}), PartitionSpec()
+        if layout.is_explicit:
+            return layout.laid_out(array, spec)
+        return layout.constrained(array, spec)
+
     output = jax.tree.map(lambda one: cut(one, layout.spec, {1: tokens, 2: heads}), output)
-    return output, jax.tree.map(lambda one: cut(one, layout.head_spec, {1: heads}), per_head)
+    return output, jax.tree.map(cut_and_tell, per_head)
