@@ -3,6 +3,7 @@
 from cinetile.parallel.collectives import Collective, collectives
 from cinetile.parallel.devices import make_mesh, request_cpu_devices
 from cinetile.parallel.halo import halo_attention
+from cinetile.parallel.processes import joined_processes
 from cinetile.parallel.report import ExchangeScheme, exchange_report
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "collectives",
     "exchange_report",
     "halo_attention",
+    "joined_processes",
     "make_mesh",
     "request_cpu_devices",
 ]

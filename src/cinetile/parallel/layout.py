@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
 
@@ -96,7 +97,17 @@ def automatic(layout: ArrayLayout) -> ArrayLayout:
 def replicated(tree: Any, mesh: Mesh) -> Any:
     """Every array of a pytree, whole on every device; all processes must have the same."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda array: jax.device_put(array, everywhere), tree)
+
+    def put(array: Any) -> Array:
+        if isinstance(array, jax.Array) and array.sharding == everywhere:
+            return array
+        if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = put(jax.random.key_data(array))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, everywhere, host.__getitem__)
+
+    return jax.tree.map(put, tree)
 
 
 def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
