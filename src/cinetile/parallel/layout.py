@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Shaped
@@ -101,7 +102,7 @@ def replicated(tree: Any, mesh: Mesh) -> Any:
     def put(array: Any) -> Array:
         if isinstance(array, jax.Array) and array.sharding == everywhere:
             return array
-        if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             data = put(jax.random.key_data(array))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         host = np.asarray(array)

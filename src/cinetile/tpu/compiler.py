@@ -91,7 +91,7 @@ def _compile(
 
 def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     # The registry asks where jax runs, and here it runs on a processor that only compiles.
-    PallasTpuImplementation.unavailable = lambda self: None
+    PallasTpuImplementation.unavailable = lambda _: None
     kind, chips = target.topology.partition(":")[0], job.topology.split("x")
     bounds = [int(side) for side in (*chips, "1")][:3]
     devices = topologies.get_topology_desc(
