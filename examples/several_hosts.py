@@ -13,6 +13,7 @@ To try it on one machine, with one virtual device in each of two processes:
 import argparse
 
 import jax
+import numpy as np
 
 import cinetile as ct
 from cinetile.parallel import joined_processes, make_mesh
@@ -22,7 +23,7 @@ from cinetile.wan import WanPipeline
 
 def main() -> None:
     """Makes the video on all devices of all hosts; the first process writes it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A video from several hosts.")
     parser.add_argument("prompt")
     parser.add_argument("--model", required=True, help="folder in diffusers' layout")
     parser.add_argument("--out", required=True, help="video file to write")
@@ -35,7 +36,7 @@ def main() -> None:
         policy = ct.SparsityPolicy.preset(options.policy)
         output = pipe(options.prompt, seed=0, policy=policy)
         if jax.process_index() == 0:
-            write_video(options.out, output.frames[0], fps=pipe.defaults.fps)
+            write_video(options.out, np.asarray(output.frames[0]), fps=pipe.defaults.fps)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ _POLL_SECONDS = 0.1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a script in several processes; returns 0 if all of them did."""
     parser = argparse.ArgumentParser(
-        prog="python -m cinetile.parallel.launch", description=__doc__.splitlines()[0]
+        prog="python -m cinetile.parallel.launch",
+        description="Starts several processes of one script on this machine.",
     )
     parser.add_argument("--processes", type=int, required=True, help="how many")
     parser.add_argument("script", help="Python file to run")
