@@ -91,7 +91,7 @@ def _compile(
 
 def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     # The registry asks where jax runs, and here it runs on a processor that only compiles.
-    PallasTpuImplementation.unavailable = lambda _: None
+    PallasTpuImplementation.unavailable = _none_is_missing
     kind, chips = target.topology.partition(":")[0], job.topology.split("x")
     bounds = [int(side) for side in (*chips, "1")][:3]
     devices = topologies.get_topology_desc(
@@ -121,6 +121,11 @@ def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     memory = compiled.memory_analysis()
     temporary = 0 if memory is None else memory.temp_size_in_bytes
     return CompiledLayer(wall, temporary, collectives(compiled.as_text() or ""))
+
+
+def _none_is_missing(implementation: PallasTpuImplementation) -> str | None:
+    del implementation
+    return None
 
 
 def _lower_for(target: Target) -> None:
