@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-rivals test-parity test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
+.PHONY: demo test test-devices test-rivals test-parity test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
 
 demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense and sparse attention: out/
 	@mkdir -p out
@@ -23,6 +23,9 @@ demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense 
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2
+
+test-devices: $(VENV)/.dev  ## the tests of many devices: eight virtual ones, and several processes
+	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python -m pytest -n 2 tests/devices
 
 test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
 	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py

@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -130,6 +131,24 @@ class TestPolicy:
         )
         assert result.exit_code == 2
         assert "--policy must be one of conservative, moderate, aggressive, svg" in result.stderr
+
+
+class TestMesh:
+    """What makes a video on a mesh is in tests/devices."""
+
+    def test_too_few_devices(self, model: Path, tmp_path: Path):
+        count = len(jax.devices())  # jax has started: no more can be made
+        out = tmp_path / "a.mp4"
+        result = invoke(PROMPT, "--model", model, "--out", out, "--mesh", f"heads={count + 1}")
+        assert result.exit_code == 2
+        needs = f"needs {count + 1} devices, jax has {count} (cpu)"
+        assert f"a mesh of {count + 1} heads {needs}" in result.stderr
+
+    @pytest.mark.parametrize("mesh", ["4", "heads", "heads=0", "heads=2,heads=2", "tokens=2", ""])
+    def test_no_mesh(self, tmp_path: Path, mesh: str):
+        result = invoke(PROMPT, "--out", tmp_path / "a.mp4", "--mesh", mesh)
+        assert result.exit_code == 2
+        assert "does not name devices along data, sequence, heads, each once" in result.stderr
 
 
 class TestErrors:

@@ -329,9 +329,10 @@ class TestModule:
             )
             assert {row["density"] for row in record.rows()} == {density}
 
+    @pytest.mark.usefixtures("unchecked")
     def test_mesh(self) -> None:
-        with pytest.raises(NotImplementedError, match="mesh must be None"):
-            ct.SparseAttention(GRID, POLICY, mesh=object())
+        with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh, got object"):
+            layer_of(mesh=object())
 
     def test_fractions_need_counts(self) -> None:
         with pytest.raises(ValueError, match="num_steps and num_layers must be given"):

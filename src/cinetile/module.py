@@ -1,25 +1,50 @@
 """`SparseAttention`: the attention layer that a model calls in place of its own."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from cinetile import _checks
-from cinetile._arguments import AnyArray, check_arrays
+from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.attention import attention
 from cinetile.grid import TokenGrid
+from cinetile.parallel.head_exchange import exchange_heads
+from cinetile.parallel.layout import ArrayLayout, array_layout
+from cinetile.parallel.spread import over_mesh
 from cinetile.policy import PolicyPlans, SparsityPolicy, policy_plans
 from cinetile.record import RoutingRecord
 from cinetile.routing import route_heads
 from cinetile.routing.route import AnyKey
 
 Index = int | Int[AnyArray, ""]
+
+
+class _Decision(NamedTuple):
+    """What the policy says of one call.
+
+    Attributes:
+        step: an int if it is known, else a traced scalar.
+        layer: likewise.
+        level: index into `levels`.
+        rng: key of this step and layer.
+        levels: the levels of the policy that can occur here.
+        plans: the plans that a head can be routed to at these.
+    """
+
+    step: Any
+    layer: Any
+    level: Int[Array, ""]
+    rng: AnyKey
+    levels: tuple[int, ...]
+    plans: tuple[int, ...]
 
 
 @jax.tree_util.register_static
@@ -34,35 +59,43 @@ class SparseAttention:
     Attributes:
         grid: the tokens that self-attention sees.
         policy: what is sparse, when and how.
-        mesh: must be None; attention over several devices is not there yet.
+        mesh: the devices of a call; None for the one that the arrays are on. Tokens that are
+            spread over devices are exchanged for heads inside and back again.
+        sharding: which mesh axes the axes `[batch, tokens, heads, head_dim]` of query, key,
+            value and output are spread over; by default the mesh axes named "data", "sequence"
+            and "heads", as far as there are such. Tokens and heads that do not divide by their
+            devices are padded inside.
         implementation: as for `attention`.
         num_steps: denoising steps of a run; needed where the policy has fractions of them.
         num_layers: layers of the model, likewise.
         expert: "high_noise" or "low_noise" for the two models of Wan 2.2.
         dtype: of the arrays, by which tile sizes are chosen where the policy leaves them open.
         planned: the plans; made from the rest.
+        layout: how the arrays lie on the mesh, likewise; None without one.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or the policy does not fit the grid.
-        NotImplementedError: a mesh is given, or the named implementation cannot run here.
+        NotImplementedError: the named implementation cannot run here.
     """
 
     grid: TokenGrid
     policy: SparsityPolicy
-    mesh: Any = field(default=None, kw_only=True)
+    mesh: Mesh | None = field(default=None, kw_only=True)
+    sharding: PartitionSpec | None = field(default=None, kw_only=True)
     implementation: str | Sequence[str] | None = field(default=None, kw_only=True)
     num_steps: int | None = field(default=None, kw_only=True)
     num_layers: int | None = field(default=None, kw_only=True)
     expert: str | None = field(default=None, kw_only=True)
     dtype: str = field(default="bfloat16", kw_only=True)
     planned: PolicyPlans = field(init=False, compare=False, repr=False)
+    layout: ArrayLayout | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.mesh is not None:
-            raise NotImplementedError(
-                "mesh must be None: attention over several devices is not implemented yet"
-            )
+        if self.mesh is None and self.sharding is not None:
+            raise ValueError(f"sharding needs a mesh, got {self.sharding} and none")
+        layout = None if self.mesh is None else array_layout(self.mesh, self.sharding)
+        object.__setattr__(self, "layout", layout)
         if self.implementation is not None and not isinstance(self.implementation, str):
             object.__setattr__(self, "implementation", tuple(self.implementation))
         planned = policy_plans(
@@ -145,17 +178,8 @@ class SparseAttention:
             ValueError: shapes do not fit each other or the grid, or a value is out of range.
             NotImplementedError: no implementation that was named can run this call.
         """
-        record, used = self._route(query, key, value, step, layer, rng, scale, prompt_length)
-        output = attention(
-            query,
-            key,
-            value,
-            tuple(self.planned.plans[plan] for plan in used),
-            routes=jnp.searchsorted(jnp.asarray(used), jnp.asarray(record.routes)),
-            scale=scale,
-            implementation=self.implementation,
-            prompt_length=prompt_length,
-        )
+        call = (query, key, value, step, layer, rng, scale, prompt_length)
+        output, record = self._call(*call, attend=True)
         return (output, record) if return_record else output
 
     attend = __call__
@@ -173,9 +197,10 @@ class SparseAttention:
         prompt_length: int | Int[AnyArray, "*batch"] | None = None,
     ) -> RoutingRecord:
         """What a call would do, without doing it; arguments and errors as for a call."""
-        return self._route(query, key, value, step, layer, rng, scale, prompt_length)[0]
+        call = (query, key, value, step, layer, rng, scale, prompt_length)
+        return self._call(*call, attend=False)[1]
 
-    def _route(
+    def _call(
         self,
         query: Any,
         key: Any,
@@ -185,27 +210,72 @@ class SparseAttention:
         rng: Any,
         scale: float | None,
         prompt_length: Any,
-    ) -> tuple[RoutingRecord, list[int]]:
-        """The record, and the plans that a head can have been routed to."""
+        *,
+        attend: bool,
+    ) -> tuple[Any, RoutingRecord]:
+        """Routes, and attends if asked to."""
         check_arrays(query, key, value, self.grid)
+        scale = check_scale(scale, query.shape[-1])
+        decision = self._decide(step, layer, rng)
+        masks = [self.planned.plans[plan].mask for plan in decision.plans]
+        valid_text = check_prompt_length(prompt_length, len(query), masks)
+        static: tuple[Any, ...] = decision.levels, decision.plans, scale, attend
+        arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
+        shared = valid_text, decision.level, decision.rng
+        if self.layout is None:
+            work = functools.partial(self._work, *static)
+            output, per_head = work(*arrays, *shared)
+        else:
+            output, per_head = _work_over_mesh(self, static, arrays, *shared)
+        routes, errors = per_head
+        record = RoutingRecord(
+            routes,
+            errors,
+            jnp.asarray(np.array(decision.levels) == 0)[decision.level],
+            jnp.asarray(decision.step, jnp.int32),
+            jnp.asarray(decision.layer, jnp.int32),
+            self.planned.choices,
+            self.policy.patterns,
+        )
+        return output, record
+
+    def _decide(self, step: Any, layer: Any, rng: Any) -> _Decision:
         step = self._index("step", step, self.num_steps)
         layer = self._index("layer", layer, self.num_layers)
         level, levels = self._levels(step, layer)
         rng = jax.random.fold_in(jax.random.fold_in(rng, step), layer)
-        branches = [
-            self._router(query, key, value, rng, one, scale, prompt_length) for one in levels
-        ]
+        plans = {plan for one in levels for plan in self.planned.levels[one] or (0,)}
+        return _Decision(step, layer, level, rng, tuple(levels), tuple(sorted(plans)))
+
+    def _work(
+        self,
+        levels: tuple[int, ...],
+        plans: tuple[int, ...],
+        scale: float,
+        attend: bool,
+        query: Float[Array, "batch tokens heads head_dim"],
+        key: Float[Array, "batch tokens heads head_dim"],
+        value: Float[Array, "batch tokens heads head_dim"],
+        valid_text: Int[Array, " batch"] | None,
+        level: Int[Array, ""],
+        rng: AnyKey,
+    ) -> tuple[Any, tuple[Array, Array]]:
+        """The output, if asked for, and route and errors of each head; all that a device does."""
+        branches = [self._router(query, key, value, rng, one, scale, valid_text) for one in levels]
         routes, errors = jax.lax.switch(level, branches)
-        record = RoutingRecord(
-            routes,
-            errors,
-            jnp.asarray(np.array(levels) == 0)[level],
-            jnp.asarray(step, jnp.int32),
-            jnp.asarray(layer, jnp.int32),
-            self.planned.choices,
-            self.policy.patterns,
+        if not attend:
+            return None, (routes, errors)
+        output = attention(
+            query,
+            key,
+            value,
+            tuple(self.planned.plans[plan] for plan in plans),
+            routes=jnp.searchsorted(jnp.asarray(plans), jnp.asarray(routes)),
+            scale=scale,
+            implementation=self.implementation,
+            prompt_length=valid_text,
         )
-        return record, sorted({plan for one in levels for plan in self.planned.levels[one] or (0,)})
+        return output, (routes, errors)
 
     def _index(self, name: str, value: Any, count: int | None) -> Any:
         """An int if it is known, else a traced scalar within range."""
@@ -265,3 +335,13 @@ class SparseAttention:
             return jnp.asarray(plans, jnp.int32)[found.routes], found.errors
 
         return sparse if plans else dense
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _work_over_mesh(
+    layer: SparseAttention, static: tuple[Any, ...], arrays: Any, valid_text: Any, *common: Any
+) -> Any:
+    assert layer.layout is not None
+    work = functools.partial(layer._work, *static)
+    local = functools.partial(exchange_heads, work, layer.layout, layer.grid.num_tokens)
+    return over_mesh(local, layer.layout, arrays, valid_text, *common)

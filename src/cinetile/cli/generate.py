@@ -1,18 +1,21 @@
 """`cinetile generate`: from a prompt to a video file."""
 
 import dataclasses
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console
 
 import cinetile
 from cinetile.bench.machine import describe_machine
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
+    MeshType,
     OutputType,
     implementation_option,
     json_option,
@@ -34,6 +37,7 @@ _EXAMPLES = """\b
 Examples:
   cinetile generate "a red ball rolls to the right" --out ball.mp4
   cinetile generate "a cat" --model Wan2.1-T2V-1.3B-Diffusers --dtype bfloat16 --out cat.mp4
+  cinetile generate "a cat" --model Wan2.1-T2V-1.3B-Diffusers --mesh data=2,heads=4 --out cat.mp4
 """
 
 
@@ -47,6 +51,13 @@ Examples:
 @click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
 @policy_option
 @implementation_option
+@click.option(
+    "--mesh",
+    metavar="AXIS=N,...",
+    type=MeshType(),
+    help="Devices along the axes data (videos and guidance pairs), sequence (tokens) and heads, "
+    "as in data=2,heads=4; on CPUs made of the machine's processors.  [default: one device]",
+)
 @click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
 @json_option
 def generate_command(
@@ -62,6 +73,7 @@ def generate_command(
     fps: int | None,
     policy: str | None,
     implementation: str | None,
+    mesh: dict[str, int] | None,
     threads: int | None,
     json_target: str | Path | None,
     **sizes: Any,
@@ -79,10 +91,11 @@ def generate_command(
         if threads is not None:
             restrict_threads(threads)
         _checks.integer("seed", seed, minimum=0)
-        pipe = open_pipeline(model, dtype, flow_shift)
+        pipe = open_pipeline(model, dtype, flow_shift, _make_mesh(mesh))
         fps = _checks.integer("fps", pipe.defaults.fps if fps is None else fps, minimum=1)
         plan = pipe.check_inputs(prompt, negative_prompt, num_inference_steps=steps, **sizes)
         sparse = None if policy is None else read_policy(policy)
+        pipe.check_rows(1, plan.guided)
         attentions = pipe.attentions(plan, sparse, implementation)
     arguments = dict(sizes) | {
         name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
@@ -116,6 +129,7 @@ def generate_command(
         "steps": len(output.step_seconds),
         "guidance_scales": list(plan.guidance_scales),
         "seed": seed,
+        "mesh": mesh,
         "policy": None if sparse is None else sparse.to_dict(),
         "head_calls": None if sparse is None else count_routes(output.records),
         "seconds": dict(output.seconds) | {"all": elapsed},
@@ -123,6 +137,16 @@ def generate_command(
     }
     report(document, json_target, lambda console: _print(console, document))
     tell_written(out)
+
+
+def _make_mesh(axes: dict[str, int] | None) -> Mesh | None:
+    """The mesh that --mesh asks for; call it before anything makes jax start."""
+    from cinetile.parallel import make_mesh, request_cpu_devices
+
+    if axes is None:
+        return None
+    request_cpu_devices(math.prod(axes.values()))
+    return make_mesh(axes)
 
 
 def _print(console: Console, document: dict[str, Any]) -> None:

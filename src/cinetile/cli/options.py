@@ -37,6 +37,31 @@ class SizesType(click.ParamType):
         return frames, height, width
 
 
+class MeshType(click.ParamType):
+    """Devices along the axes of a mesh."""
+
+    name = "mesh"
+    axes = ("data", "sequence", "heads")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, int]:
+        if isinstance(value, dict):
+            return value
+        sizes: dict[str, int] = {}
+        for part in value.split(","):
+            match = re.fullmatch(rf"({'|'.join(self.axes)})=([1-9]\d*)", part.strip())
+            if match is None or match[1] in sizes:
+                self.fail(
+                    f"{value!r} does not name devices along {', '.join(self.axes)}, each once, "
+                    "as in data=2,heads=4",
+                    param,
+                    ctx,
+                )
+            sizes[match[1]] = int(match[2])
+        return sizes
+
+
 class NamesType(click.ParamType):
     """Names of a fixed set with commas between them."""
 

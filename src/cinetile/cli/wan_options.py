@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from jax.sharding import Mesh
 
 from cinetile.cli.options import stacked
 
@@ -45,12 +46,17 @@ prompt_options = stacked(
 )
 
 
-def open_pipeline(model: Path | None, dtype: str | None, flow_shift: float | None) -> "WanPipeline":
+def open_pipeline(
+    model: Path | None, dtype: str | None, flow_shift: float | None, mesh: Mesh | None = None
+) -> "WanPipeline":
     """Opens the pipeline that the options of a command name, without reading weights."""
     from cinetile.wan import WanPipeline, small_checkpoint
 
     pipe = WanPipeline.from_pretrained(
-        small_checkpoint() if model is None else model, dtype=dtype, keep_text_encoder=False
+        small_checkpoint() if model is None else model,
+        dtype=dtype,
+        keep_text_encoder=False,
+        mesh=mesh,
     )
     if flow_shift is not None:
         pipe.scheduler = pipe.scheduler.with_shift(flow_shift)

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cinetile.grid import TokenGrid
 from cinetile.kernels.pallas_tpu.config import KernelConfig
+from cinetile.parallel import Collective
 from cinetile.plans import TilePlan
+from cinetile.policy import SparsityPolicy
 from cinetile.tpu.bundles import DumpFormatError, KernelDump
 
 _DUMP_FLAGS = (
@@ -108,6 +111,33 @@ class SplashJob:
 
 
 @dataclass(frozen=True)
+class LayerJob:
+    """A sparse layer on a slice of several chips to compile: exchange, routing, attention.
+
+    Attributes:
+        target: name in `TARGETS`.
+        topology: chips of the slice, as in "2x4".
+        axes: names and sizes of the mesh's axes, "data", "sequence" and "heads".
+        grid: the tokens.
+        policy: of the layer; its second step and layer are compiled.
+        batch: batch rows.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: "bfloat16" or "float32".
+    """
+
+    target: str
+    topology: str
+    axes: tuple[tuple[str, int], ...]
+    grid: TokenGrid
+    policy: SparsityPolicy
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class CompiledKernel:
     """A kernel that was compiled.
 
@@ -133,6 +163,21 @@ class CompiledCall:
 
     seconds: float
     temporary_bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledLayer:
+    """A layer on a slice that was compiled.
+
+    Attributes:
+        seconds: wall time of its compilation.
+        temporary_bytes: main memory that it takes on each chip beside arguments and results.
+        collectives: what the chips exchange.
+    """
+
+    seconds: float
+    temporary_bytes: int
+    collectives: tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
@@ -186,12 +231,17 @@ def compile_call(job: CallJob) -> CompiledCall:
     return _in_child(job)
 
 
+def compile_layer(job: LayerJob) -> CompiledLayer:
+    """Compiles a layer on a slice; raises what `compile_kernel` does."""
+    return _in_child(job)
+
+
 def compile_splash(job: SplashJob) -> CompiledSplash:
     """Compiles jax's stock kernel; raises what `compile_kernel` does."""
     return _in_child(job)
 
 
-def _in_child(job: KernelJob | CallJob | SplashJob) -> Any:
+def _in_child(job: KernelJob | CallJob | LayerJob | SplashJob) -> Any:
     require_tpu_compiler()
     with tempfile.TemporaryDirectory(prefix="cinetile-tpu-") as folder:
         dump, result = Path(folder, "dump"), Path(folder, "result")

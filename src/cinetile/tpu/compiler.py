@@ -14,20 +14,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels, call
 from cinetile.kernels.pallas_tpu.config import SUBLANES
 from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import step_tables
+from cinetile.module import SparseAttention
+from cinetile.parallel import collectives
 from cinetile.tpu.aot import (
     CallJob,
     CompiledCall,
     CompiledKernel,
+    CompiledLayer,
     CompiledSplash,
     Failure,
     KernelJob,
+    LayerJob,
     SplashJob,
 )
 from cinetile.tpu.bundles import DumpFormatError, read_dump
@@ -53,10 +58,12 @@ def main() -> None:
 
 
 def _compile(
-    job: KernelJob | CallJob | SplashJob, dump: Path
-) -> CompiledKernel | CompiledCall | CompiledSplash:
+    job: KernelJob | CallJob | LayerJob | SplashJob, dump: Path
+) -> CompiledKernel | CompiledCall | CompiledLayer | CompiledSplash:
     target = TARGETS[job.target]
     _lower_for(target)
+    if isinstance(job, LayerJob):
+        return _compile_layer(job, target)
     if isinstance(job, SplashJob):
         function, shapes = splash_call(job)
     elif isinstance(job, CallJob):
@@ -80,6 +87,45 @@ def _compile(
         memory = compiled.memory_analysis()
         return CompiledCall(wall, 0 if memory is None else memory.temp_size_in_bytes)
     return CompiledKernel(read_dump(dump, call.KERNEL_NAME, job.config), wall, cpu)
+
+
+def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
+    # The registry asks where jax runs, and here it runs on a processor that only compiles.
+    PallasTpuImplementation.unavailable = _none_is_missing
+    kind, chips = target.topology.partition(":")[0], job.topology.split("x")
+    bounds = [int(side) for side in (*chips, "1")][:3]
+    devices = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{kind}:{job.topology}", chips_per_host_bounds=bounds
+    ).devices
+    names, sizes = zip(*job.axes, strict=True)
+    mesh = Mesh(np.array(devices).reshape(sizes), names)
+    layer = SparseAttention(
+        job.grid, job.policy, mesh=mesh, implementation="pallas_tpu", dtype=job.dtype
+    )
+    assert layer.layout is not None
+    array = jax.ShapeDtypeStruct(
+        (job.batch, job.grid.num_tokens, job.heads, job.head_dim),
+        jnp.dtype(job.dtype),
+        sharding=NamedSharding(mesh, layer.layout.spec),
+    )
+
+    def function(query: Any, key: Any, value: Any, seed: Any) -> Any:
+        rng = jax.random.wrap_key_data(seed)
+        return layer(query, key, value, step=1, layer=1, rng=rng, return_record=True)
+
+    seed = jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
+    lowered = jax.jit(function).lower(array, array, array, seed)
+    wall = time.perf_counter()
+    compiled = lowered.compile()
+    wall = time.perf_counter() - wall
+    memory = compiled.memory_analysis()
+    temporary = 0 if memory is None else memory.temp_size_in_bytes
+    return CompiledLayer(wall, temporary, collectives(compiled.as_text() or ""))
+
+
+def _none_is_missing(implementation: PallasTpuImplementation) -> str | None:
+    del implementation
+    return None
 
 
 def _lower_for(target: Target) -> None:

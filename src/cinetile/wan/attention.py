@@ -1,5 +1,6 @@
 """What the transformer asks of its self-attention, and the dense one."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +11,9 @@ from cinetile.attention import attention
 from cinetile.grid import TokenGrid
 from cinetile.kernels import default_blocks
 from cinetile.masks import dense_mask
+from cinetile.parallel.head_exchange import exchange_heads
+from cinetile.parallel.layout import ArrayLayout
+from cinetile.parallel.spread import over_mesh
 from cinetile.plans import TilePlan, plan_tiles
 
 
@@ -35,20 +39,27 @@ class DenseAttention:
     Attributes:
         plan: a plan of mode "dense" on the video's token grid.
         implementation: as in `ct.attention`.
+        layout: how the arrays lie on a mesh; None for one device.
     """
 
     plan: TilePlan
     implementation: str | Sequence[str] | None = None
+    layout: ArrayLayout | None = None
 
     @classmethod
     def on(
-        cls, grid: TokenGrid, dtype: str, implementation: str | Sequence[str] | None = None
+        cls,
+        grid: TokenGrid,
+        dtype: str,
+        implementation: str | Sequence[str] | None = None,
+        layout: ArrayLayout | None = None,
     ) -> "DenseAttention":
         """Dense attention on a grid, with the tiles that suit the implementation."""
         if implementation is not None and not isinstance(implementation, str):
             implementation = tuple(implementation)
         block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
-        return cls(plan_tiles(dense_mask(grid), block_q, block_kv, "dense"), implementation)
+        plan = plan_tiles(dense_mask(grid), block_q, block_kv, "dense")
+        return cls(plan, implementation, layout)
 
     def __call__(
         self,
@@ -63,5 +74,15 @@ class DenseAttention:
     ) -> Any:
         """See `SelfAttention`; the record is None."""
         del step, layer, rng
-        output = attention(query, key, value, self.plan, implementation=self.implementation)
+        if self.layout is None:
+            output, _ = self._work(query, key, value, None)
+        else:
+            tokens = self.plan.grid.num_tokens
+            local = functools.partial(exchange_heads, self._work, self.layout, tokens)
+            output, _ = over_mesh(local, self.layout, (query, key, value))
         return (output, None) if return_record else output
+
+    def _work(self, query: Array, key: Array, value: Array, valid_text: None) -> Any:
+        del valid_text
+        output = attention(query, key, value, self.plan, implementation=self.implementation)
+        return output, ()

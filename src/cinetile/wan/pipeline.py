@@ -12,20 +12,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.module import SparseAttention
+from cinetile.parallel.layout import ArrayLayout, array_layout, automatic, replicated
 from cinetile.policy import EXPERTS, SparsityPolicy
+from cinetile.record import RoutingRecord
 from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.folder import GenerationDefaults, PipelineParts, VideoCodec, open_folder
 from cinetile.wan.schedulers import Schedule, Scheduler
+from cinetile.wan.sharding import WEIGHT_SHARDINGS, WeightSharding, place_weights
 from cinetile.wan.text_encoder import UMT5EncoderModel
 from cinetile.wan.tiling import Tiling
 from cinetile.wan.tokenizer import PromptTokenizer, clean_prompt
 from cinetile.wan.transformer import WanTransformer3DModel
-from cinetile.wan.weights import Part
+from cinetile.wan.weights import Part, Put, put_all, put_on_default_device
 
 AnyArray = Array | np.ndarray
 Progress = Callable[[str, str, int, int], object]
@@ -111,10 +115,15 @@ class WanPipeline:
         transformer_2: the expert at low noise.
         boundary_ratio: noise level under which `transformer_2` takes over.
         defaults: of a call.
+        mesh: devices for the transformers, whose weights are spread over them; None for one
+            device. Prompts are embedded and frames decoded on one device of each process.
+        sharding: as for `SparseAttention`; "data", "sequence" and "heads" are the default axes.
+        weights: how weights are spread: "tensor" over the axis of the heads, "fsdp" over all.
 
     Attributes:
         scheduler: as given.
         defaults: as given.
+        layout: how tokens lie on the mesh; None without one.
     """
 
     def __init__(
@@ -128,7 +137,11 @@ class WanPipeline:
         transformer_2: WanTransformer3DModel | None = None,
         boundary_ratio: float | None = None,
         defaults: GenerationDefaults | None = None,
+        mesh: Mesh | None = None,
+        sharding: PartitionSpec | None = None,
+        weights: WeightSharding = "fsdp",
     ) -> None:
+        self._set_layout(mesh, sharding)
         self._set_parts(
             PipelineParts(
                 tokenizer=tokenizer,
@@ -139,10 +152,23 @@ class WanPipeline:
                 transformer_2=None if transformer_2 is None else _loaded(transformer_2),
                 boundary_ratio=boundary_ratio,
                 defaults=GenerationDefaults() if defaults is None else defaults,
-            )
+            ),
+            weights,
         )
 
-    def _set_parts(self, parts: PipelineParts, keep_text_encoder: bool = True) -> None:
+    def _set_layout(self, mesh: Mesh | None, sharding: PartitionSpec | None) -> None:
+        if mesh is None and sharding is not None:
+            raise ValueError(f"sharding needs a mesh, got {sharding} and none")
+        self.layout = None if mesh is None else automatic(array_layout(mesh, sharding))
+
+    def _set_parts(
+        self, parts: PipelineParts, weights: WeightSharding, keep_text_encoder: bool = True
+    ) -> None:
+        _checks.choice("weights", weights, WEIGHT_SHARDINGS)
+        if self.layout is not None:
+            for part in (parts.transformer, parts.transformer_2):
+                if part is not None:
+                    part.place_by(place_weights(self.layout, weights))
         self._parts = parts
         self._keep_text_encoder = keep_text_encoder
         self.scheduler = parts.scheduler
@@ -155,6 +181,9 @@ class WanPipeline:
         *,
         dtype: str | None = None,
         keep_text_encoder: bool = True,
+        mesh: Mesh | None = None,
+        sharding: PartitionSpec | None = None,
+        weights: WeightSharding = "fsdp",
     ) -> "WanPipeline":
         """Opens a folder in diffusers' layout.
 
@@ -167,6 +196,9 @@ class WanPipeline:
                 as stored. The VAE computes in float32.
             keep_text_encoder: whether the text encoder, of the published models the largest
                 part, stays in memory after it was used.
+            mesh: as for the class, as are the others.
+            sharding: see there.
+            weights: see there.
 
         Raises:
             FileNotFoundError: the folder or a file of it is missing.
@@ -177,7 +209,8 @@ class WanPipeline:
         if dtype is not None:
             _checks.choice("dtype", dtype, ("float32", "bfloat16"))
         pipeline = cls.__new__(cls)
-        pipeline._set_parts(open_folder(folder, dtype), keep_text_encoder)
+        pipeline._set_layout(mesh, sharding)
+        pipeline._set_parts(open_folder(folder, dtype), weights, keep_text_encoder)
         return pipeline
 
     @property
@@ -309,12 +342,16 @@ class WanPipeline:
         made: list[SelfAttention] = []
         for part, expert in zip(parts, experts, strict=True):
             if policy is None:
-                made.append(DenseAttention.on(plan.size.grid, part.dtype, implementation))
+                made.append(
+                    DenseAttention.on(plan.size.grid, part.dtype, implementation, self.layout)
+                )
             else:
                 made.append(
                     SparseAttention(
                         plan.size.grid,
                         policy,
+                        mesh=None if self.layout is None else self.layout.mesh,
+                        sharding=None if self.layout is None else self.layout.spec,
                         implementation=implementation,
                         num_steps=len(plan.schedule.timesteps),
                         num_layers=part.config.num_layers,
@@ -323,6 +360,23 @@ class WanPipeline:
                     )
                 )
         return made[0], made[1]
+
+    def check_rows(self, batch: int, guided: bool) -> None:
+        """Raises ValueError unless videos, or their guidance pairs, divide by the data axis.
+
+        Args:
+            batch: videos of a call.
+            guided: whether each has a negative prompt beside it.
+        """
+        if self.layout is None:
+            return
+        rows, devices = batch * (1 + guided), self.layout.size(self.layout.batch)
+        if rows % devices:
+            pairs = "with guidance" if guided else "without guidance"
+            raise ValueError(
+                f"mesh must have a data axis that divides the {rows} rows of a call with "
+                f"{batch} videos {pairs}, got {devices}"
+            )
 
     def encode_prompt(
         self,
@@ -451,9 +505,7 @@ class WanPipeline:
         _exclude(negative_prompt=negative_prompt, negative_prompt_embeds=negative_prompt_embeds)
         _exclude(attention=attention, policy=policy)
         _exclude(attention=attention, implementation=implementation)
-        if generator is None:
-            seed = None if seed is None else _checks.integer("seed", seed, minimum=0)
-            generator = np.random.default_rng(seed)
+        generator = self._generator(generator, seed)
         if (prompt is None) == (prompt_embeds is None):
             raise ValueError("give either prompt or prompt_embeds")
         plan = self.check_inputs(
@@ -474,6 +526,7 @@ class WanPipeline:
         else:
             repeats = _checks.integer("num_videos_per_prompt", num_videos_per_prompt, minimum=1)
             batch = len(_strings("prompt", prompt)) * repeats
+        self.check_rows(batch, plan.guided)
         shape = (batch, self._parts.vae.config.z_dim, *plan.size.latent)
         noise = self._noise(latents, shape, generator)
         if attention is None:
@@ -494,14 +547,19 @@ class WanPipeline:
             experts = [self.transformer]
             if self.transformer_2 is not None:
                 experts.append(self.transformer_2)
+        negative = jnp.asarray(negative_prompt_embeds) if plan.guided else None
+        embeds, negative, noise, key = self._everywhere(
+            (jnp.asarray(prompt_embeds), negative, noise, key)
+        )
         run = _Run(
             experts=tuple(experts),
-            embeds=jnp.asarray(prompt_embeds),
-            negative=jnp.asarray(negative_prompt_embeds) if plan.guided else None,
+            embeds=embeds,
+            negative=negative,
             scales=plan.guidance_scales,
             attentions=(attention, attention if attention_2 is None else attention_2),
             key=key,
             return_records=return_records,
+            layout=self.layout,
         )
         if warm_up:
             with _stage("warm-up", seconds, show):
@@ -515,11 +573,27 @@ class WanPipeline:
             show,
         )
         seconds["denoising"] = sum(step_seconds)
+        if self.layout is not None:
+            frames = jnp.asarray(np.asarray(frames))  # off the mesh, on a device of this process
         if output_type == "np":
             started = time.perf_counter()
             frames = self._decode(frames, self._tiling(vae_tiling, plan.size), show)
             seconds["decoding"] = time.perf_counter() - started
         return WanPipelineOutput(frames, tuple(records), seconds, tuple(step_seconds))
+
+    def _generator(
+        self, generator: np.random.Generator | None, seed: int | None
+    ) -> np.random.Generator:
+        if generator is not None:
+            return generator
+        if seed is None and self.layout is not None and jax.process_count() > 1:
+            raise ValueError("seed must be given, the same in each process, got None")
+        return np.random.default_rng(
+            None if seed is None else _checks.integer("seed", seed, minimum=0)
+        )
+
+    def _everywhere(self, arrays: Any) -> Any:
+        return arrays if self.layout is None else replicated(arrays, self.layout.mesh)
 
     def check_inputs(
         self,
@@ -635,12 +709,10 @@ class WanPipeline:
                 }
                 chosen = {name: arrays[name] for name in callback_inputs}
                 changed = arrays | (callback(self, step, float(timestep), chosen) or {})
-                latents = jnp.asarray(changed["latents"], jnp.float32)
-                run = replace(
-                    run,
-                    embeds=changed["prompt_embeds"],
-                    negative=changed["negative_prompt_embeds"],
-                )
+                latents = self._everywhere(jnp.asarray(changed["latents"], jnp.float32))
+                embeds, negative = changed["prompt_embeds"], changed["negative_prompt_embeds"]
+                embeds, negative = self._everywhere((embeds, negative))
+                run = replace(run, embeds=embeds, negative=negative)
             show("denoising", "", step + 1, steps)
         return latents, records, seconds
 
@@ -651,26 +723,33 @@ class WanPipeline:
         low_noise = self._low_noise(timestep)
         expert = run.experts[low_noise]
         attention = run.attentions[low_noise]
-        timesteps = jnp.full((latents.shape[0],), timestep, jnp.float32)
 
-        def predict(embeds: Array, part: int) -> tuple[Array, Any]:
+        def predict(embeds: Array, latents: Array) -> tuple[Array, Any]:
             return _predict(
                 expert,
                 latents,
-                timesteps,
+                np.full(len(latents), timestep, np.float32),
                 embeds,
-                jnp.asarray(step, jnp.int32),
-                jax.random.fold_in(run.key, part),
+                np.int32(step),
+                run.key,
                 attention=attention,
                 return_record=run.return_records,
+                layout=run.layout,
             )
 
-        flow, record = predict(run.embeds, 0)
-        scale = run.scales[low_noise]
         if run.negative is None:
+            flow, record = predict(run.embeds, latents)
             return flow, (record, None)
-        unguided, other = predict(run.negative, 1)
-        return unguided + scale * (flow - unguided), (record, other)
+        if run.layout is not None and run.layout.batch:
+            # Both parts of guidance at once, each on its share of the devices.
+            twice = jnp.concatenate([latents, latents])
+            flow, record = predict(jnp.concatenate([run.embeds, run.negative]), twice)
+            flow, unguided = jnp.split(flow, 2)
+            record, other = _split_record(record)
+        else:
+            flow, record = predict(run.embeds, latents)
+            unguided, other = predict(run.negative, latents)
+        return unguided + run.scales[low_noise] * (flow - unguided), (record, other)
 
     def _low_noise(self, timestep: np.floating) -> int:
         """Index of the expert at a time step."""
@@ -706,18 +785,20 @@ class _Run:
     attentions: tuple[SelfAttention, SelfAttention]
     key: PRNGKeyArray
     return_records: bool
+    layout: ArrayLayout | None
 
 
-@functools.partial(jax.jit, static_argnames=("attention", "return_record"))
+@functools.partial(jax.jit, static_argnames=("attention", "return_record", "layout"))
 def _predict(
     transformer: WanTransformer3DModel,
     latents: Array,
     timesteps: Array,
     embeds: Array,
-    step: Array,
+    step: Any,
     key: PRNGKeyArray,
     attention: SelfAttention,
     return_record: bool,
+    layout: ArrayLayout | None,
 ) -> tuple[Array, Any]:
     result = transformer(
         latents,
@@ -727,9 +808,25 @@ def _predict(
         step=step,
         rng=key,
         return_record=return_record,
+        layout=layout,
     )
     flow, record = result if return_record else (result, None)
-    return flow.astype(jnp.float32), record
+    flow = flow.astype(jnp.float32)
+    if layout is not None:
+        # Whole on every device, as what the scheduler and every process want it.
+        flow, record = jax.tree.map(
+            lambda array: layout.constrained(array, PartitionSpec()), (flow, record)
+        )
+    return flow, record
+
+
+def _split_record(record: Any) -> tuple[Any, Any]:
+    """What attention recorded of the first and of the second half of the batch's rows."""
+    if not isinstance(record, RoutingRecord):
+        return record, record
+    routes, errors = (jnp.split(array, 2, axis=1) for array in (record.routes, record.errors))
+    first, second = (replace(record, routes=routes[half], errors=errors[half]) for half in range(2))
+    return first, second
 
 
 @jax.jit
@@ -743,7 +840,10 @@ def _embed_tokens(
 
 
 def _loaded(model: Any) -> Part[Any, Any]:
-    return Part(model.config, getattr(model, "dtype", "float32"), lambda: model)
+    def load(put: Put) -> Any:
+        return model if put is put_on_default_device else put_all(put, model)
+
+    return Part(model.config, getattr(model, "dtype", "float32"), load)
 
 
 def _exclude(**arguments: object) -> None:

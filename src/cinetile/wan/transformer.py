@@ -11,11 +11,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.inputs.rotary import rotary_tables
+from cinetile.parallel.layout import ArrayLayout
 from cinetile.wan.attention import DenseAttention, SelfAttention
 from cinetile.wan.config import parse_config, read_json
 from cinetile.wan.layers import LayerNorm, Linear, RMSNorm, layer_norm, random_weight, scan_layers
@@ -204,6 +206,7 @@ class Block(eqx.Module):
         modulation: Float[Array, "batch 6 dim"],
         rotary: tuple[Float[Array, "tokens pairs"], Float[Array, "tokens pairs"]],
         attend: Callable[..., Any],
+        layout: ArrayLayout | None = None,
     ) -> tuple[Float[Array, "batch tokens dim"], Any]:
         """Returns the tokens in their dtype, and what `attend` recorded."""
         shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = jnp.split(
@@ -218,7 +221,7 @@ class Block(eqx.Module):
         x = (x.astype(jnp.float32) + update * gate).astype(dtype)
 
         query, key, value = self.attn2.project(self.norm2(x).astype(dtype), text)
-        x = x + self.attn2.merge(cross_attention(query, key, value))
+        x = x + self.attn2.merge(cross_attention(query, key, value, layout))
 
         normal = (layer_norm(x, self.eps) * (1 + ffn_scale) + ffn_shift).astype(dtype)
         update = self.ffn(normal).astype(jnp.float32)
@@ -427,6 +430,7 @@ class WanTransformer3DModel(eqx.Module):
         step: int | Int[Array, ""] = 0,
         rng: PRNGKeyArray | None = None,
         return_record: bool = False,
+        layout: ArrayLayout | None = None,
     ) -> Any:
         """Predicts the flow.
 
@@ -438,6 +442,8 @@ class WanTransformer3DModel(eqx.Module):
             step: index of the denoising step, for `attention`; may be traced.
             rng: for `attention`, which gets the same key at every layer; a fixed one by default.
             return_record: whether to return what `attention` recorded, stacked over the layers.
+            layout: how the tokens lie on a mesh, on which the weights must be too; None for one
+                device. `attention` must be for the same mesh.
 
         Returns:
             The flow in the compute dtype, `[batch, out_channels, frames, height, width]`; with
@@ -460,6 +466,9 @@ class WanTransformer3DModel(eqx.Module):
         text = encoder_hidden_states.astype(self.dtype)
         time, modulation, text = self.condition_embedder(timestep.astype(jnp.float32), text)
 
+        def spread(x: Array) -> Array:
+            return x if layout is None else layout.constrained(x, layout.fitting(x.shape[:2]))
+
         def run_block(x: Array, layer: Array, block: Block) -> tuple[Array, Any]:
             def attend_here(query: Array, key: Array, value: Array) -> tuple[Array, Any]:
                 output = attend(
@@ -473,9 +482,12 @@ class WanTransformer3DModel(eqx.Module):
                 )
                 return output if return_record else (output, None)
 
-            return block(x, text, modulation, rotary, attend_here)
+            x, record = block(spread(x), text, modulation, rotary, attend_here, layout)
+            return spread(x), record
 
-        x, records = scan_layers(run_block, self.patch_embedding(hidden_states), self.blocks)
+        x, records = scan_layers(
+            run_block, spread(self.patch_embedding(hidden_states)), self.blocks
+        )
         shift, scale = jnp.split(self.scale_shift_table + time[:, None], 2, axis=1)
         normal = (layer_norm(x, self.config.eps) * (1 + scale) + shift).astype(self.dtype)
         flow = self._unpatchify(self.proj_out(normal), grid)
@@ -506,8 +518,20 @@ def cross_attention(
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch text heads head_dim"],
     value: Float[Array, "batch text heads head_dim"],
+    layout: ArrayLayout | None = None,
 ) -> Float[Array, "batch tokens heads head_dim"]:
     """Attention to the text, one head after the other: logits of all would take gigabytes."""
+    if layout is not None:
+        # Each device by itself: a loop over heads that are spread would gather them all.
+        queries = layout.fitting(query.shape[:3])
+        texts = PartitionSpec(queries[0], None, queries[2])
+        return jax.shard_map(
+            cross_attention,
+            mesh=layout.mesh,
+            in_specs=(queries, texts, texts),
+            out_specs=queries,
+            check_vma=False,
+        )(query, key, value)
 
     def one_head(arrays: tuple[Array, Array, Array]) -> Array:
         alone = (array[:, :, np.newaxis] for array in arrays)

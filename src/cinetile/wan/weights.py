@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Array, Shaped
 
 from cinetile.wan.config import read_json
 from cinetile.wan.layers import pack_layers
@@ -21,6 +21,9 @@ Model = TypeVar("Model")
 # What a part holds is only ever read.
 Config_co = TypeVar("Config_co", covariant=True)
 Model_co = TypeVar("Model_co", covariant=True)
+
+# Puts a parameter, by its name and value, where it is to be.
+Put = Callable[[str, Any], Array]
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LISTED = 3
@@ -32,28 +35,50 @@ class Part(Generic[Config_co, Model_co]):
     Args:
         config: its configuration.
         dtype: what it computes in.
-        load: loads it.
+        load: loads it, its parameters placed by the function that it is given.
 
     Attributes:
         config: as given.
         dtype: as given.
     """
 
-    def __init__(self, config: Config_co, dtype: str, load: Callable[[], Model_co]) -> None:
+    def __init__(self, config: Config_co, dtype: str, load: Callable[[Put], Model_co]) -> None:
         self.config = config
         self.dtype = dtype
         self._load = load
+        self._put: Put = put_on_default_device
         self._model: Model_co | None = None
+
+    def place_by(self, put: Put) -> None:
+        """Sets where the parameters will be; call it before `get`."""
+        self._put = put
 
     def get(self) -> Model_co:
         """The model."""
         if self._model is None:
-            self._model = self._load()
+            self._model = self._load(self._put)
         return self._model
 
     def release(self) -> None:
         """Frees the memory of a model that was loaded from files; it will be loaded again."""
         self._model = None
+
+
+def put_on_default_device(name: str, value: Any) -> Array:
+    """Puts a parameter where JAX puts arrays by itself."""
+    del name
+    return jnp.asarray(value)
+
+
+def put_all(put: Put, model: Model) -> Model:
+    """Puts all parameters of a model."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: put(".".join(_parts(path)), leaf), model
+    )
+
+
+def _parts(path: tuple[Any, ...]) -> list[str]:
+    return [str(getattr(entry, "name", getattr(entry, "idx", entry))) for entry in path]
 
 
 class WeightFiles:
@@ -176,7 +201,7 @@ def load_model(
     *,
     stacked: str,
     renames: Mapping[str, str],
-) -> Callable[[], Model]:
+) -> Callable[[Put], Model]:
     """Checks that files hold the parameters of a model, and returns what loads them.
 
     Args:
@@ -187,18 +212,18 @@ def load_model(
         renames: pieces of parameter names here, and what the files say instead.
 
     Returns:
-        A function that reads the values, casting each tensor by itself, and returns the model
-        with its layers packed (`pack_layers`).
+        A function that reads the values, casting each tensor by itself, puts each where it is
+        told to, and returns the model with its layers packed (`pack_layers`).
 
     Raises:
         ValueError: a tensor is missing, unknown or of another shape.
     """
     template = eqx.filter_eval_shape(build)
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    plan: list[tuple[bool, list[str], Any]] = []
+    plan: list[tuple[bool, str, list[str], Any]] = []
     wanted: dict[str, tuple[int, ...]] = {}
     for path, leaf in leaves:
-        parts = [str(getattr(entry, "name", getattr(entry, "idx", entry))) for entry in path]
+        parts = _parts(path)
         is_stacked = parts[0] == stacked
         if is_stacked:
             names = [".".join([stacked, str(layer), *parts[1:]]) for layer in range(leaf.shape[0])]
@@ -206,19 +231,19 @@ def load_model(
         else:
             names, shape = [".".join(parts)], leaf.shape
         names = [_renamed(name, renames) for name in names]
-        plan.append((is_stacked, names, leaf))
+        plan.append((is_stacked, ".".join(parts), names, leaf))
         for name in names:
             wanted[name] = shape
     files.check(wanted)
 
-    def load() -> Model:
+    def load(put: Put) -> Model:
         values = []
-        for is_stacked, names, leaf in plan:
+        for is_stacked, own_name, names, leaf in plan:
             value = np.empty(leaf.shape, leaf.dtype)
             # One tensor at a time, so that a cast needs no copy of a whole model beside it.
             for place, tensor in zip(value.reshape(len(names), -1), files.read(names), strict=True):
                 place[...] = tensor.reshape(-1)
-            array = jnp.asarray(value)
+            array = put(own_name, value)
             values.append(pack_layers(array) if is_stacked else array)
         return jax.tree_util.tree_unflatten(structure, values)
 

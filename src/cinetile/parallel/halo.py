@@ -1,0 +1,166 @@
+"""Attention under one band mask with tokens spread over devices, keys from neighbours alone."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float
+
+from cinetile._arguments import AnyArray, check_arrays, check_scale
+from cinetile.attention import attention
+from cinetile.kernels import default_blocks
+from cinetile.masks import Mask
+from cinetile.parallel.halo_geometry import HaloGeometry, halo_geometry
+from cinetile.parallel.layout import ArrayLayout, array_layout
+from cinetile.parallel.moves import fetch, give_back, prefix_for_all, reorder
+from cinetile.parallel.spread import over_mesh
+from cinetile.plans import TilePlan, plan_tiles
+
+
+def halo_attention(
+    query: Float[AnyArray, "batch tokens heads head_dim"],
+    key: Float[AnyArray, "batch tokens heads head_dim"],
+    value: Float[AnyArray, "batch tokens heads head_dim"],
+    mask: Mask,
+    *,
+    mesh: Mesh,
+    sharding: PartitionSpec | None = None,
+    scale: float | None = None,
+    implementation: str | Sequence[str] | None = None,
+    block_q: int | None = None,
+    block_kv: int | None = None,
+    balanced: bool = True,
+) -> Float[Array, "batch tokens heads head_dim"]:
+    """Attention of all heads under one band mask, exchanging keys with neighbours alone.
+
+    A device gets the sink, and the keys and values within the band's width of its queries. Where
+    the mask's order is token-major, tokens move there first and back at the end. The mask is
+    exact: tiles of an aligned plan of the whole sequence cannot be cut at the devices' bounds.
+
+    Args:
+        query: queries in frame-major order, as for `attention`.
+        key: keys, likewise.
+        value: values, likewise.
+        mask: a band without text: `spatial_mask`, `temporal_mask`, `svg_mask` for Wan.
+        mesh: the devices.
+        sharding: as for `SparseAttention`; tokens must be spread.
+        scale: as for `attention`.
+        implementation: as for `attention`.
+        block_q: queries in a tile; None for what suits the implementation.
+        block_kv: keys in a tile, likewise.
+        balanced: whether queries move to a neighbour so that all devices keep equally many pairs.
+
+    Returns:
+        The output in frame-major order and the dtype of `query`.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes do not fit each other or the mask, the mask has text or no band, or
+            the sharding spreads no tokens.
+        NotImplementedError: no implementation that was named can run this call.
+    """
+    layout = array_layout(mesh, sharding)
+    if not layout.tokens:
+        raise ValueError(f"sharding must spread tokens for a halo exchange, got {layout.spec}")
+    geometry = halo_geometry(mask, layout.size(layout.tokens), balanced=balanced)
+    check_arrays(query, key, value, mask.grid)
+    scale = check_scale(scale, query.shape[-1])
+    plans = halo_plans(geometry, str(query.dtype), implementation, block_q, block_kv)
+    if implementation is not None and not isinstance(implementation, str):
+        implementation = tuple(implementation)
+    arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
+    return _over_mesh(layout, geometry, plans, scale, implementation, arrays)
+
+
+def halo_plans(
+    geometry: HaloGeometry,
+    dtype: str,
+    implementation: str | Sequence[str] | None = None,
+    block_q: int | None = None,
+    block_kv: int | None = None,
+) -> tuple[TilePlan, ...]:
+    """The plan of each device on its own queries and keys."""
+    blocks = default_blocks(geometry.length, dtype, implementation)
+    block_q, block_kv = block_q or blocks[0], block_kv or blocks[1]
+    return tuple(
+        plan_tiles(geometry.local_mask(device), block_q, block_kv, "split")
+        for device in range(geometry.devices)
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _over_mesh(
+    layout: ArrayLayout,
+    geometry: HaloGeometry,
+    plans: tuple[TilePlan, ...],
+    scale: float,
+    implementation: Any,
+    arrays: Any,
+) -> Float[Array, "batch tokens heads head_dim"]:
+    def local(query: Array, key: Array, value: Array, valid_text: None) -> Any:
+        del valid_text
+        return _attend(layout, geometry, plans, scale, implementation, query, key, value), ()
+
+    return over_mesh(local, layout, arrays)[0]
+
+
+def _attend(
+    layout: ArrayLayout,
+    geometry: HaloGeometry,
+    plans: tuple[TilePlan, ...],
+    scale: float,
+    implementation: Any,
+    query: Float[Array, "rows shard heads head_dim"],
+    key: Float[Array, "rows shard heads head_dim"],
+    value: Float[Array, "rows shard heads head_dim"],
+) -> Float[Array, "rows shard heads head_dim"]:
+    """One device's work on its shards."""
+    rows, _, heads, head_dim = query.shape
+    mask, axes, grid = geometry.mask, layout.tokens, geometry.mask.grid
+    ranges = geometry.query_ranges()
+    keys = jnp.concatenate([key, value])  # as one array they travel together
+    moves = not mask.query_order.is_frame_major(grid)
+    # A sink of real frames is a prefix before tokens move; upstream's is one of the placed order.
+    sink_leads = mask.key_order.leading_frames > 0
+    sink = prefix_for_all(keys, geometry.sink, axes) if sink_leads else None
+    places = mask.query_order.indices(grid)
+    if moves:
+        targets = np.empty_like(places)
+        targets[places] = np.arange(places.size, dtype=places.dtype)
+        together = jnp.concatenate([query, keys])
+        together = reorder(together, targets, geometry.shard, geometry.devices, axes)
+        query, keys = jnp.split(together, [rows])
+    if sink is None:
+        sink = prefix_for_all(keys, geometry.sink, axes)
+
+    window = fetch(keys, geometry.window_ranges(), axes)
+    by_period = window.reshape(2 * rows, -1, geometry.period, heads, head_dim)
+    window = by_period[:, :, geometry.skipped :].reshape(2 * rows, -1, heads, head_dim)
+    key, value = jnp.split(_padded(jnp.concatenate([sink, window], axis=1), geometry), 2)
+    query = _padded(fetch(query, ranges, axes), geometry)
+
+    device = jax.lax.axis_index(axes)
+    output = attention(
+        query,
+        key,
+        value,
+        plans,
+        routes=jnp.full((rows, heads), device, jnp.int32),
+        scale=scale,
+        implementation=implementation,
+    )
+    output = give_back(output[:, : geometry.queries], ranges, geometry.shard, axes)
+    if moves:
+        shard = -(-mask.num_tokens // geometry.devices)
+        output = reorder(output, places, shard, geometry.devices, axes)
+    return output
+
+
+def _padded(
+    array: Float[Array, "rows tokens heads head_dim"], geometry: HaloGeometry
+) -> Float[Array, "rows length heads head_dim"]:
+    return jnp.pad(array, ((0, 0), (0, geometry.length - array.shape[1]), (0, 0), (0, 0)))

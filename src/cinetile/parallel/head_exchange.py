@@ -1,0 +1,73 @@
+"""Ulysses' exchange: tokens are spread over devices outside of attention, heads inside."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from cinetile.parallel.layout import ArrayLayout
+
+
+def exchange_heads(
+    work: Callable[..., tuple[Any, Any]],
+    layout: ArrayLayout,
+    num_tokens: int,
+    query: Float[Array, "rows shard heads head_dim"],
+    key: Float[Array, "rows shard heads head_dim"],
+    value: Float[Array, "rows shard heads head_dim"],
+    valid_text: Int[Array, " rows"] | None,
+    *common: Any,
+) -> tuple[Any, Any]:
+    """Runs `work` with some heads and all of their tokens; call it on each device's shards.
+
+    The pairs of a batch row and a head are what the devices share out (DeepSpeed-Ulysses,
+    arXiv:2309.14509, shares out the heads of each row): 12 heads of a guidance pair give each
+    of 8 devices 3 pairs, where each row by itself would need padding.
+
+    Args:
+        work: `work(query, key, value, valid_text, *common)` with arrays
+            `[share, num_tokens, 1, head_dim]` returns an output shaped as the query, or None,
+            and a pytree of arrays with the leading axes `[share, 1]`.
+        layout: where tokens are spread.
+        num_tokens: tokens of the sequence; what the last shards hold beyond is padding.
+        query: this device's shard.
+        key: likewise.
+        value: likewise.
+        valid_text: of each of its batch rows, or None.
+        *common: passed on.
+
+    Returns:
+        This device's shard of the output, and the whole of the rest for its batch rows and heads.
+    """
+    if not layout.tokens:
+        return work(query, key, value, valid_text, *common)
+    rows, shard, heads, head_dim = query.shape
+    devices, pairs = layout.size(layout.tokens), rows * heads
+    share = -(-pairs // devices)
+
+    def pad_pairs(array: Shaped[Array, "pairs ..."]) -> Shaped[Array, "padded ..."]:
+        return jnp.pad(array, [(0, share * devices - pairs)] + [(0, 0)] * (array.ndim - 1))
+
+    def to_pairs(array: Float[Array, "rows shard heads d"]) -> Float[Array, "share tokens 1 d"]:
+        by_pair = pad_pairs(array.swapaxes(1, 2).reshape(pairs, shard, head_dim))
+        whole = jax.lax.all_to_all(by_pair, layout.tokens, 0, 1, tiled=True)
+        return whole[:, :num_tokens, None]
+
+    def to_tokens(array: Float[Array, "share tokens 1 d"]) -> Float[Array, "rows shard heads d"]:
+        padded = jnp.pad(array[:, :, 0], ((0, 0), (0, shard * devices - num_tokens), (0, 0)))
+        by_pair = jax.lax.all_to_all(padded, layout.tokens, 1, 0, tiled=True)[:pairs]
+        return by_pair.reshape(rows, heads, shard, head_dim).swapaxes(1, 2)
+
+    def gather(array: Shaped[Array, "share 1 ..."]) -> Shaped[Array, "rows heads ..."]:
+        everyone = jax.lax.all_gather(array[:, 0], layout.tokens, tiled=True)[:pairs]
+        return everyone.reshape(rows, heads, *everyone.shape[1:])
+
+    if valid_text is not None:
+        first = jax.lax.axis_index(layout.tokens) * share
+        of_pair = pad_pairs(jnp.repeat(valid_text, heads))
+        valid_text = jax.lax.dynamic_slice_in_dim(of_pair, first, share)
+    arrays = map(to_pairs, (query, key, value))
+    output, per_head = work(*arrays, valid_text, *common)
+    return jax.tree.map(to_tokens, output), jax.tree.map(gather, per_head)

@@ -1,0 +1,93 @@
+"""Starts several processes of one script on this machine: `python -m cinetile.parallel.launch`.
+
+For trying on one machine what is to run on several hosts, where a scheduler starts one process
+on each. The script joins the processes with `cinetile.parallel.joined_processes()`.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from cinetile.parallel.processes import COORDINATOR, PROCESS, PROCESSES
+
+_GRACE_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a script in several processes; returns 0 if all of them did."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cinetile.parallel.launch",
+        description="Starts several processes of one script on this machine.",
+    )
+    parser.add_argument("--processes", type=int, required=True, help="how many")
+    parser.add_argument("script", help="Python file to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    options = parser.parse_args(arguments)
+    if options.processes < 1:
+        parser.error(f"--processes must be at least 1, got {options.processes}")
+    return launch([options.script, *options.arguments], options.processes)
+
+
+def launch(command: Sequence[str], processes: int) -> int:
+    """Runs `python COMMAND...` in several processes that can join each other over loopback.
+
+    When one fails the others have a minute to end by themselves, and are then ended.
+
+    Returns:
+        0 if all ended with 0, else 1.
+    """
+    coordinator = f"127.0.0.1:{_free_port()}"
+    children = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=os.environ
+            | {COORDINATOR: coordinator, PROCESSES: str(processes), PROCESS: str(process)},
+        )
+        for process in range(processes)
+    ]
+    try:
+        return _wait(children)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+    deadline: float | None = None
+    told: set[int] = set()
+    while True:
+        codes = [child.poll() for child in children]
+        for process, code in enumerate(codes):
+            if code and process not in told:
+                told.add(process)
+                reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+                _tell(f"process {process} of {len(children)} ended with {reason}")
+        if all(code is not None for code in codes):
+            return int(any(codes))
+        if told and deadline is None:
+            deadline = time.monotonic() + _GRACE_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            _tell("ending the processes that are left")
+            return 1
+        time.sleep(_POLL_SECONDS)
+
+
+def _tell(message: str) -> None:
+    print(f"launch: {message}", file=sys.stderr, flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
