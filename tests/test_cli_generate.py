@@ -94,7 +94,15 @@ class TestSmallCheckpoint:
         result = invoke("a red ball rolls to the right", "--steps", 2, "--out", out)
         assert result.exit_code == 0, result.output
         assert "9 frames of 64x64" in result.stdout
+        assert result.stderr.startswith("9 frames of 64x64, 576 tokens, 2 steps\n")
         assert count_frames(out) == 9
+
+    def test_unknown_words_are_told_once(self, tmp_path: Path):
+        result = invoke("a cat 猫", "--steps", 1, "--out", tmp_path / "cat.mp4")
+        assert result.exit_code == 0, result.output
+        told = "warning: prompt has words that the model does not know: 'cat', '猫'"
+        assert result.stderr.splitlines()[0] == told
+        assert result.stderr.count("does not know") == 1
 
 
 class TestPolicy:

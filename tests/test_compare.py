@@ -133,6 +133,7 @@ class TestCommand:
         assert result.exit_code == 0
         examples = result.output.split("Examples:")[1].strip().splitlines()
         assert all(line.strip().startswith("cinetile compare ") for line in examples)
+        assert "[default: moderate]" in " ".join(result.output.split())
 
     def test_files_and_json(self, model: Path, tmp_path: Path) -> None:
         policy = tmp_path / "policy.json"

@@ -255,6 +255,11 @@ class TestPipeline:
         np.testing.assert_array_equal(one, drawn)
         assert np.abs(np.asarray(one) - np.asarray(other)).max() > 0.1
 
+    def test_what_is_not_finite_makes_no_video(self, pipe: WanPipeline):
+        latents = np.full((1, 4, 3, 4, 6), np.nan, np.float32)
+        with pytest.raises(FloatingPointError, match="latents are not finite after step 0"):
+            pipe("a red ball", latents=latents)
+
     def test_batches(self, pipe: WanPipeline):
         """A row of a batch is what the prompt alone gives."""
         latents = np.random.default_rng(0).normal(size=(4, 4, 3, 4, 6)).astype(np.float32)

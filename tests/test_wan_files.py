@@ -63,6 +63,16 @@ class TestWeights:
         with pytest.raises(ValueError, match=r"unknown: tensor 'blocks\.2\.attn1\.to_q\.bias'"):
             WanTransformer3DModel.load(transformer)
 
+    def test_renamed_tensor(self, transformer: Path):
+        rewrite(
+            transformer,
+            proj_out__bias=None,
+            proj_out__bios=np.zeros(16, np.float32),
+        )
+        message = r"missing: tensor 'proj_out\.bias'; unknown: tensor 'proj_out\.bios'"
+        with pytest.raises(ValueError, match=message):
+            WanTransformer3DModel.load(transformer)
+
     def test_misshapen_tensor(self, transformer: Path):
         rewrite(transformer, proj_out__weight=np.zeros((3, 24), np.float32))
         with pytest.raises(ValueError, match=r"'proj_out\.weight' has shape \(3, 24\), wanted \("):

@@ -1,9 +1,12 @@
 """The command line: `cinetile`."""
 
+import os
+import sys
+
 import click
 
 from cinetile.cli.compare import compare_command
-from cinetile.cli.errors import ErrorMappingGroup
+from cinetile.cli.errors import INTERRUPTED, ErrorMappingGroup
 from cinetile.cli.generate import generate_command
 from cinetile.cli.implementations import implementations_command
 from cinetile.cli.ladder import ladder_command
@@ -55,4 +58,17 @@ def main(debug: bool) -> None:
 for _command in _COMMANDS:
     main.add_command(_command)
 
-__all__ = ["main"]
+
+def run() -> None:
+    """The installed command; after an interrupt it ends without waiting for anything."""
+    try:
+        main()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)  # the interpreter's own end crashes while XLA still compiles
+        raise
+
+
+__all__ = ["main", "run"]

@@ -31,7 +31,7 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
-from cinetile.cli.wan_options import model_options, open_pipeline, prompt_options
+from cinetile.cli.wan_options import model_options, open_pipeline, plan_in_words, prompt_options
 from cinetile.cli.wording import percent, seconds
 from cinetile.policy import SparsityPolicy
 from cinetile.route_table import RouteTable
@@ -77,7 +77,7 @@ Examples:
 )
 @model_options
 @prompt_options
-@policy_option
+@policy_option(DEFAULT_POLICY)
 @implementation_option
 @click.option(
     "--repeats",
@@ -155,6 +155,7 @@ def compare_command(
         pipe.attentions(plan, sparse, implementation)
     arguments |= {name: getattr(plan.size, name) for name in ("num_frames", "height", "width")}
     # The policy's warnings were shown by the check.
+    click.echo(plan_in_words(plan), err=True)
     quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
     with progress_on_stderr() as progress, quietly:
         result = compare_videos(

@@ -45,7 +45,14 @@ def _debugging(context: click.Context) -> bool:
 
 def _describe(error: Exception) -> str:
     message = str(error).strip() or "no further message"
-    expected = (ValueError, TypeError, OSError, ImportError, NotImplementedError)
+    expected = (
+        ValueError,
+        TypeError,
+        OSError,
+        ImportError,
+        NotImplementedError,
+        FloatingPointError,
+    )
     if isinstance(error, expected):
         return message
     first_line = message.splitlines()[0]

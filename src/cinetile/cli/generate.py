@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
-from cinetile.cli.wan_options import count_routes, model_options, open_pipeline, prompt_options
+from cinetile.cli.wan_options import (
+    count_routes,
+    model_options,
+    open_pipeline,
+    plan_in_words,
+    prompt_options,
+)
 from cinetile.cli.wording import percent, seconds
 
 _EXAMPLES = """\b
@@ -49,7 +56,7 @@ Examples:
 @model_options
 @prompt_options
 @click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
-@policy_option
+@policy_option("nowhere")
 @implementation_option
 @click.option(
     "--mesh",
@@ -101,7 +108,10 @@ def generate_command(
         name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
     }
     started = time.perf_counter()
-    with progress_on_stderr() as progress:
+    # The check has told its warnings already.
+    click.echo(plan_in_words(plan), err=True)
+    quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
+    with progress_on_stderr() as progress, quietly:
         output = pipe(
             prompt,
             negative_prompt,

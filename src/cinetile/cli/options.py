@@ -143,12 +143,14 @@ def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
     return decorate
 
 
-policy_option = click.option(
-    "--policy",
-    metavar="NAME|FILE",
-    help=f"Where self-attention is sparse: {', '.join(PRESETS)}, or a file that "
-    "`SparsityPolicy.to_file` wrote.  [default: nowhere]",
-)
+def policy_option(default: str) -> Callable[[Command], Command]:
+    """--policy, whose help tells what counts without it."""
+    return click.option(
+        "--policy",
+        metavar="NAME|FILE",
+        help=f"Where self-attention is sparse: {', '.join(PRESETS)}, or a file that "
+        f"`SparsityPolicy.to_file` wrote.  [default: {default}]",
+    )
 
 
 def read_policy(value: str) -> SparsityPolicy:

@@ -9,9 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cinetile.cli.options import stacked
+from cinetile.cli.wording import counted
 
 if TYPE_CHECKING:
-    from cinetile.wan import WanPipeline
+    from cinetile.wan import CallPlan, WanPipeline
 
 model_options = stacked(
     click.option(
@@ -61,6 +62,15 @@ def open_pipeline(
     if flow_shift is not None:
         pipe.scheduler = pipe.scheduler.with_shift(flow_shift)
     return pipe
+
+
+def plan_in_words(plan: "CallPlan") -> str:
+    """What is going to be made; on a large model it takes a while."""
+    size, steps = plan.size, len(plan.schedule.timesteps)
+    return (
+        f"{counted(size.num_frames, 'frame')} of {size.width}x{size.height}, "
+        f"{counted(size.grid.num_tokens, 'token')}, {counted(steps, 'step')}"
+    )
 
 
 def count_routes(records: Any) -> dict[str, int]:

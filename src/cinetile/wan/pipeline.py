@@ -311,6 +311,10 @@ class WanPipeline:
             if not clean_prompt(one):
                 raise ValueError("prompt must not be empty")
         self.tokenizer(prompts, length, "prompt")
+        unknown = self.tokenizer.unknown_words(prompts)
+        if unknown:
+            words = ", ".join(map(repr, unknown))
+            warnings.warn(f"prompt has words that the model does not know: {words}", stacklevel=3)
         if negative_prompt is not None:
             negatives = _strings("negative_prompt", negative_prompt)
             if not isinstance(negative_prompt, str) and len(negatives) != len(prompts):
@@ -497,6 +501,10 @@ class WanPipeline:
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range or does not fit the others.
+            FloatingPointError: the latents stop being finite.
+
+        Warns:
+            UserWarning: a size was rounded, or a prompt has words that the model does not know.
         """
         _checks.choice("output_type", output_type, OUTPUT_TYPES)
         for name in callback_on_step_end_tensor_inputs:
@@ -697,8 +705,13 @@ class WanPipeline:
             started = time.perf_counter()
             flow, record = self._flow(run, latents, step, timestep)
             latents, state = self.scheduler.step(schedule.coefficients[step], state, flow, latents)
-            latents.block_until_ready()
+            is_finite = bool(jnp.isfinite(latents).all())  # waits for them
             seconds.append(time.perf_counter() - started)
+            if not is_finite:
+                raise FloatingPointError(
+                    f"the latents are not finite after step {step}: weights, embeddings or "
+                    "latents hold NaN, or a value is beyond the dtype's range"
+                )
             if run.return_records:
                 records.append(record)
             if callback is not None:

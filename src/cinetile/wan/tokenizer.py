@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 PAD_ID = 0
+_UNKNOWN = "<unk>"
 
 
 def clean_prompt(prompt: str) -> str:
@@ -80,3 +81,14 @@ class PromptTokenizer:
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = True
         return ids, mask
+
+    def unknown_words(self, prompts: list[str]) -> tuple[str, ...]:
+        """What in the prompts the vocabulary does not have, each once."""
+        unknown = self._tokenizer.token_to_id(_UNKNOWN)
+        words: dict[str, None] = {}
+        for prompt in map(clean_prompt, prompts):
+            encoded = self._tokenizer.encode(prompt)
+            for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+                if token == unknown:
+                    words[prompt[start:stop]] = None
+        return tuple(words)

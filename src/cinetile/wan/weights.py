@@ -170,8 +170,13 @@ class WeightFiles:
         Raises:
             ValueError: one is missing, unknown, of another shape or not floating point.
         """
-        _refuse(f"{self.folder}: missing", set(wanted) - set(self.shapes))
-        _refuse(f"{self.folder}: unknown", set(self.shapes) - set(wanted))
+        missing, unknown = set(wanted) - set(self.shapes), set(self.shapes) - set(wanted)
+        if missing and unknown:
+            raise ValueError(
+                f"{self.folder}: missing: {_listed(missing)}; unknown: {_listed(unknown)}"
+            )
+        _refuse(f"{self.folder}: missing", missing)
+        _refuse(f"{self.folder}: unknown", unknown)
         for name, shape in wanted.items():
             if self.shapes[name] != shape:
                 raise ValueError(
@@ -272,6 +277,10 @@ def _open(path: Path, stack: ExitStack) -> Any:
 def _refuse(what: str, names: set[str]) -> None:
     """Raises ValueError if there are names, and lists the first ones."""
     if names:
-        listed = ", ".join(map(repr, sorted(names)[:_LISTED]))
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        raise ValueError(f"{what}: tensor {listed}{more}")
+        raise ValueError(f"{what}: {_listed(names)}")
+
+
+def _listed(names: set[str]) -> str:
+    listed = ", ".join(map(repr, sorted(names)[:_LISTED]))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"tensor {listed}{more}"
