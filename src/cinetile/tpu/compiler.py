@@ -123,8 +123,8 @@ def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     return CompiledLayer(wall, temporary, collectives(compiled.as_text() or ""))
 
 
-def _none_is_missing(implementation: PallasTpuImplementation) -> str | None:
-    del implementation
+def _none_is_missing(self: PallasTpuImplementation) -> str | None:
+    del self
     return None
 
 
