@@ -35,6 +35,7 @@ test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffuse
 
 test-diffusers: $(VENV)/.dev $(VENV)/.diffusers  ## pipelines of diffusers, with tiny random weights
 	$(BIN)/python -m pytest -n 2 tests/pipelines
+	CINETILE_TEST_TORCHAX=1 $(BIN)/python -m pytest -n 0 tests/pipelines/test_torchax.py
 
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
