@@ -8,7 +8,14 @@ from kernel_cases import MaskBuilder, spatial, temporal, upstream
 
 import cinetile as ct
 from cinetile.masks.mask import keeps
-from cinetile.parallel import Collective, collectives, exchange_report
+from cinetile.parallel import (
+    Collective,
+    collectives,
+    exchange_report,
+    launch,
+    make_mesh,
+    request_cpu_devices,
+)
 from cinetile.parallel.halo_geometry import HaloGeometry, halo_geometry
 from cinetile.parallel.moves import reorder_tables
 
@@ -163,3 +170,27 @@ def test_collectives_of_a_program() -> None:
     )
     with pytest.raises(ValueError, match="must say which devices"):
         collectives("%a = f32[8]{0} all-reduce(%b), to_apply=%add")
+
+
+class TestDevices:
+    @pytest.mark.usefixtures("unchecked")
+    def test_axes_must_be_a_mapping(self) -> None:
+        axes: Any = [("data", 2)]
+        with pytest.raises(TypeError, match="axes must be a mapping of names to sizes, got list"):
+            make_mesh(axes)
+
+    def test_at_least_one_device(self) -> None:
+        with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+            request_cpu_devices(0)
+
+    def test_no_more_than_the_processors_could_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
+        with pytest.raises(ValueError, match=r"count must be at most \d+ on this machine's"):
+            request_cpu_devices(100_000)
+
+
+def test_launching_what_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        launch.main(["--processes", "2", "nowhere.py"])
+    assert end.value.code == 2
+    assert "script must be a Python file, got 'nowhere.py'" in capsys.readouterr().err

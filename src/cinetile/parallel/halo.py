@@ -85,7 +85,8 @@ def halo_plans(
 ) -> tuple[TilePlan, ...]:
     """The plan of each device on its own queries and keys."""
     blocks = default_blocks(geometry.length, dtype, implementation)
-    block_q, block_kv = block_q or blocks[0], block_kv or blocks[1]
+    block_q = blocks[0] if block_q is None else block_q
+    block_kv = blocks[1] if block_kv is None else block_kv
     return tuple(
         plan_tiles(geometry.local_mask(device), block_q, block_kv, "split")
         for device in range(geometry.devices)

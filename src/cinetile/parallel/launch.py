@@ -6,6 +6,7 @@ on each. The script joins the processes with `cinetile.parallel.joined_processes
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.processes < 1:
         parser.error(f"--processes must be at least 1, got {options.processes}")
+    if not os.path.isfile(options.script):
+        parser.error(f"script must be a Python file, got {options.script!r}")
     return launch([options.script, *options.arguments], options.processes)
 
 
@@ -90,4 +93,5 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes are ended too
     sys.exit(main())
