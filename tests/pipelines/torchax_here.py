@@ -6,6 +6,7 @@ they let torchax import as it is published.
 """
 
 import torch
+from torch import library
 
 GONE = (
     "all.dimname",
@@ -41,7 +42,7 @@ def _is_there(name: str) -> bool:
 
 
 # Kept: what a library declares is gone when it is.
-DECLARED = torch.library.Library("aten", "FRAGMENT")
+DECLARED = library.Library("aten", "FRAGMENT")
 for _name in GONE:
     if not _is_there(_name):
         DECLARED.define(f"{_name}(Tensor self) -> Tensor")
