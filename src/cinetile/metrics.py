@@ -4,6 +4,7 @@ Videos are `[frames, height, width, channels]` with pixels in [0, 1]. `psnr` nee
 `ssim` and `flip` need the extra `metrics`.
 """
 
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -102,8 +103,6 @@ def require_metrics() -> None:
 
 
 def _require(module: str, package: str) -> ModuleType:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:

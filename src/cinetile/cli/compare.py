@@ -31,7 +31,14 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
-from cinetile.cli.wan_options import model_options, open_pipeline, plan_in_words, prompt_options
+from cinetile.cli.wan_options import (
+    model_options,
+    open_pipeline,
+    plan_in_words,
+    prompt_options,
+    size_document,
+    size_facts,
+)
 from cinetile.cli.wording import percent, seconds
 from cinetile.policy import SparsityPolicy
 from cinetile.route_table import RouteTable
@@ -154,8 +161,8 @@ def compare_command(
         plan = pipe.check_inputs(prompt, **arguments)
         pipe.attentions(plan, sparse, implementation)
     arguments |= {name: getattr(plan.size, name) for name in ("num_frames", "height", "width")}
-    # The policy's warnings were shown by the check.
     click.echo(plan_in_words(plan), err=True)
+    # The check has told its warnings already.
     quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
     with progress_on_stderr() as progress, quietly:
         result = compare_videos(
@@ -182,7 +189,7 @@ def compare_command(
         "model": None if model is None else str(model),
         "dtype": pipe.dtype,
         "prompt": prompt,
-        "size": dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens},
+        "size": size_document(plan),
         "seed": seed,
         "repeats": repeats,
         "policy": sparse.to_dict(),
@@ -236,8 +243,7 @@ def _print(console: Console, document: dict[str, Any]) -> None:
     console.print(
         facts(
             [
-                ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
-                ("tokens", f"{size['tokens']:,}"),
+                *size_facts(size),
                 ("heads' calls", calls),
             ]
         )

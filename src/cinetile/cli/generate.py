@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ from cinetile.cli.output import (
 )
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wan_options import (
-    count_routes,
     model_options,
     open_pipeline,
     plan_in_words,
     prompt_options,
+    size_document,
+    size_facts,
 )
 from cinetile.cli.wording import percent, seconds
 
@@ -108,8 +110,8 @@ def generate_command(
         name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
     }
     started = time.perf_counter()
-    # The check has told its warnings already.
     click.echo(plan_in_words(plan), err=True)
+    # The check has told its warnings already.
     quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
     with progress_on_stderr() as progress, quietly:
         output = pipe(
@@ -126,7 +128,6 @@ def generate_command(
     elapsed = time.perf_counter() - started
     write_video(out, np.asarray(output.frames[0]), fps=fps)
 
-    size = dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens}
     document = {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
@@ -135,18 +136,28 @@ def generate_command(
         "dtype": pipe.dtype,
         "prompt": prompt,
         "negative_prompt": negative_prompt,
-        "size": size,
+        "size": size_document(plan),
         "steps": len(output.step_seconds),
         "guidance_scales": list(plan.guidance_scales),
         "seed": seed,
         "mesh": mesh,
         "policy": None if sparse is None else sparse.to_dict(),
-        "head_calls": None if sparse is None else count_routes(output.records),
+        "head_calls": None if sparse is None else _count_routes(output.records),
         "seconds": dict(output.seconds) | {"all": elapsed},
         "step_seconds": list(output.step_seconds),
     }
     report(document, json_target, lambda console: _print(console, document))
     tell_written(out)
+
+
+def _count_routes(records: Any) -> dict[str, int]:
+    """How often a head of a layer was dense or had a pattern, over all steps."""
+    counts: Counter[str] = Counter()
+    for record in (one for pair in records for one in pair if one is not None):
+        routes = np.asarray(record.routes)
+        for index, choice in enumerate(record.choices):
+            counts[choice.pattern] += int(np.count_nonzero(routes == index))
+    return dict(counts)
 
 
 def _make_mesh(axes: dict[str, int] | None) -> Mesh | None:
@@ -169,8 +180,7 @@ def _print(console: Console, document: dict[str, Any]) -> None:
     console.print(
         facts(
             [
-                ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
-                ("tokens", f"{size['tokens']:,}"),
+                *size_facts(size),
                 ("attention", attention),
                 ("steps", f"{len(steps)}, the last one took {seconds(steps[-1])}"),
                 ("prompt", seconds(times["prompt"])),

@@ -1,11 +1,10 @@
 """Options of the commands that run a Wan pipeline, and what they mean."""
 
-from collections import Counter
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 from jax.sharding import Mesh
 
 from cinetile.cli.options import stacked
@@ -73,11 +72,14 @@ def plan_in_words(plan: "CallPlan") -> str:
     )
 
 
-def count_routes(records: Any) -> dict[str, int]:
-    """How often a head of a layer was dense or had a pattern, over all steps."""
-    counts: Counter[str] = Counter()
-    for record in (one for pair in records for one in pair if one is not None):
-        routes = np.asarray(record.routes)
-        for index, choice in enumerate(record.choices):
-            counts[choice.pattern] += int(np.count_nonzero(routes == index))
-    return dict(counts)
+def size_document(plan: "CallPlan") -> dict[str, Any]:
+    """The size of what is made, as JSON."""
+    return dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens}
+
+
+def size_facts(size: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same in a table."""
+    return [
+        ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
+        ("tokens", f"{size['tokens']:,}"),
+    ]

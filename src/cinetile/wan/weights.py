@@ -114,7 +114,7 @@ class WeightFiles:
             if self._files.get(name) != path:
                 raise ValueError(f"{path}: tensor {name!r} is missing, but the index lists it here")
         if index:
-            _refuse(f"{self.folder}: not in the index", set(self._files) - set(index))
+            _refuse(self.folder, {"not in the index": set(self._files) - set(index)})
         self._stored = {name: name for name in self._files}
         for other, used in (tied or {}).items():
             if other in self._stored:
@@ -170,13 +170,13 @@ class WeightFiles:
         Raises:
             ValueError: one is missing, unknown, of another shape or not floating point.
         """
-        missing, unknown = set(wanted) - set(self.shapes), set(self.shapes) - set(wanted)
-        if missing and unknown:
-            raise ValueError(
-                f"{self.folder}: missing: {_listed(missing)}; unknown: {_listed(unknown)}"
-            )
-        _refuse(f"{self.folder}: missing", missing)
-        _refuse(f"{self.folder}: unknown", unknown)
+        _refuse(
+            self.folder,
+            {
+                "missing": set(wanted) - set(self.shapes),
+                "unknown": set(self.shapes) - set(wanted),
+            },
+        )
         for name, shape in wanted.items():
             if self.shapes[name] != shape:
                 raise ValueError(
@@ -274,10 +274,11 @@ def _open(path: Path, stack: ExitStack) -> Any:
         raise ValueError(f"{path}: truncated or no safetensors file: {error}") from error
 
 
-def _refuse(what: str, names: set[str]) -> None:
-    """Raises ValueError if there are names, and lists the first ones."""
-    if names:
-        raise ValueError(f"{what}: {_listed(names)}")
+def _refuse(folder: Path, wrong: Mapping[str, set[str]]) -> None:
+    """Raises ValueError if any kind of wrong names has some, and lists the first ones of each."""
+    found = [f"{what}: {_listed(names)}" for what, names in wrong.items() if names]
+    if found:
+        raise ValueError(f"{folder}: {'; '.join(found)}")
 
 
 def _listed(names: set[str]) -> str:
