@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 import cinetile as ct
-from cinetile.bench.ladder import LadderConfig, LadderResult, run_ladder
-from cinetile.bench.workload import Workload
 from cinetile.kernels.cpu.implementation import PATH_VARIABLE
 from cinetile.kernels.cpu.native import load_library
+from cinetile.lab.bench.ladder import LadderConfig, LadderResult, run_ladder
+from cinetile.lab.bench.workload import Workload
 
 PARTS = ("rivals", "paths", "memory")
 MODES = ("dense", "naive", "split", "aligned")

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Array
 
 import cinetile as ct
-from cinetile.bench import describe_machine, time_interleaved
-from cinetile.inputs import clip_inputs, sample_clip
+from cinetile.lab.bench import describe_machine, time_interleaved
+from cinetile.lab.inputs import clip_inputs, sample_clip
 
 DENSITIES = (0.2, 0.25, 0.35, 0.5, 0.7)
 HEADER = (
@@ -95,7 +95,7 @@ def measure(grid: ct.TokenGrid, arrays: list[Array], repeats: int) -> tuple[list
         everything = jnp.arange(0, grid.num_tokens, 8)
         thorough = ct.route_heads(query, key, value, exact.planned.plans[1:], rows=everything)
         agreements.append(float(jnp.mean(thorough.routes == routes)))
-        work = one.policy.expected_work(grid, num_steps=1, num_layers=1)
+        work = ct.expected_work(one.policy, grid, num_steps=1, num_layers=1)
         rows.append(
             Row(
                 density,

@@ -2,8 +2,8 @@
 
 The block has 12 heads of 128, width 1,536 and a feed-forward of 8,960; random weights and latents,
 bfloat16. Its self-attention runs by `torch.nn.functional.scaled_dot_product_attention` and then,
-in the same process and in turn, under `cinetile.diffusers.enable_sparse_attention` (density 0.35,
-two patterns, aligned tiles). Sizes: 81 frames of 832x480 (32,760 tokens) and 1280x720 (75,600).
+in the same process and in turn, under `enable_sparse_attention` (density 0.35, two
+patterns, aligned tiles). Sizes: 81 frames of 832x480 (32,760 tokens) and 1280x720 (75,600).
 
     python -m benchmarks.diffusers_block [480p] [720p] [--threads 2] [--repeats 1] [--json PATH]
 
@@ -27,8 +27,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from torch.overrides import TorchFunctionMode
 
 import cinetile as ct
-import cinetile.diffusers as ctd
-from cinetile.bench.machine import describe_machine
+import cinetile.integrations.diffusers as ctd
+from cinetile.lab.bench.machine import describe_machine
 
 SIZES = {"480p": (81, 480, 832), "720p": (81, 720, 1280)}
 POLICY = ct.SparsityPolicy(0.35, dense_steps=(), dense_layers=())

@@ -11,9 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from cinetile.bench.ladder import LadderConfig, LadderResult, run_ladder
-from cinetile.bench.workload import Workload
 from cinetile.grid import TokenGrid
+from cinetile.lab.bench.ladder import LadderConfig, LadderResult, run_ladder
+from cinetile.lab.bench.workload import Workload
 
 GRIDS = (TokenGrid(21, 20, 20), TokenGrid(21, 30, 40))
 DTYPES = ("float32", "bfloat16")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import cinetile as ct
-from cinetile.bench import describe_machine
-from cinetile.canvas import Canvas, require_matplotlib
-from cinetile.policy import policy_plans
-from cinetile.wan import WanPipeline, small_checkpoint
+from cinetile.lab.bench import describe_machine
+from cinetile.lab.canvas import Canvas, require_matplotlib
+from cinetile.layer.plans import policy_plans
+from cinetile.models.wan import WanPipeline, small_checkpoint
 from training.tiny_wan import caption_check, scenes
 
 DENSITIES = (0.15, 0.25, 0.35, 0.5, 0.65)
@@ -137,7 +137,7 @@ def measure(videos: Videos, variants: list[str]) -> tuple[list[Row], float]:
             sparse, seconds = videos.render(policy)
             grid, steps = videos.plan.size.grid, videos.steps
             layers = videos.pipe.transformer.config.num_layers
-            work = policy.expected_work(grid, num_steps=steps, num_layers=layers)
+            work = ct.expected_work(policy, grid, num_steps=steps, num_layers=layers)
             plans = policy_plans(policy, grid, num_steps=steps, num_layers=layers).plans[1:]
             changed = sparse.reshape(frames.shape)
             psnr = ct.metrics.psnr(changed, frames)

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import cinetile as ct
-from cinetile.bench.ladder import LadderConfig, measure_ladder
-from cinetile.bench.machine import describe_machine
-from cinetile.bench.workload import Workload
-from cinetile.inputs import random_inputs
+from cinetile.lab.bench.ladder import LadderConfig, measure_ladder
+from cinetile.lab.bench.machine import describe_machine
+from cinetile.lab.bench.workload import Workload
+from cinetile.lab.inputs import random_inputs
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 # Queries so much longer put every head over the guard's bound.

@@ -12,13 +12,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cinetile.bench.workload import Workload
 from cinetile.grid import TokenGrid
 from cinetile.kernels.pallas_tpu.config import KernelConfig
-from cinetile.tpu.aot import CompiledKernel, KernelJob, compile_kernel
-from cinetile.tpu.estimate import estimate
-from cinetile.tpu.report import StaticConfig, StaticReport, static_report
-from cinetile.tpu.targets import TARGETS
+from cinetile.lab.bench.workload import Workload
+from cinetile.lab.tpu.aot import CompiledKernel, KernelJob, compile_kernel
+from cinetile.lab.tpu.estimate import estimate
+from cinetile.lab.tpu.report import StaticConfig, StaticReport, static_report
+from cinetile.lab.tpu.targets import TARGETS
 
 VIDEOS = {
     "720p": TokenGrid(21, 45, 80),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from cinetile import TokenGrid
-from cinetile.wan import (
+from cinetile.models.wan import (
     AutoencoderKLWan,
     AutoencoderKLWanConfig,
     DenseAttention,
@@ -23,8 +23,8 @@ from cinetile.wan import (
     WanTransformer3DModel,
     WanTransformerConfig,
 )
-from cinetile.wan.layers import pack_layers
-from cinetile.wan.vae import decode_chunk
+from cinetile.models.wan.layers import pack_layers
+from cinetile.models.wan.vae import decode_chunk
 
 _GIB = 2**30
 _TEXT_TOKENS = 512

@@ -15,7 +15,7 @@ import torch
 from diffusers import DiffusionPipeline, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
 
 import cinetile as ct
-import cinetile.diffusers as ctd
+import cinetile.integrations.diffusers as ctd
 
 
 def tiny_pipeline() -> Any:

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import cinetile as ct
+from cinetile.models.video import write_video
+from cinetile.models.wan import WanPipeline
 from cinetile.parallel import joined_processes, make_mesh
-from cinetile.video import write_video
-from cinetile.wan import WanPipeline
 
 
 def main() -> None:

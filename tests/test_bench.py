@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cinetile as ct
-from cinetile.bench import (
+from cinetile.lab.bench import (
     InputSource,
     LadderConfig,
     LadderResult,
@@ -21,15 +21,15 @@ from cinetile.bench import (
     run_ladder,
     time_interleaved,
 )
-from cinetile.bench.reference import (
+from cinetile.lab.bench.reference import (
     RoundedInputs,
     max_abs_error,
     reference_output,
     relative_error,
     sample_rows,
 )
-from cinetile.bench.rivals import check_rivals, rivals_ready
-from cinetile.inputs import Inputs, random_inputs
+from cinetile.lab.bench.rivals import check_rivals, rivals_ready
+from cinetile.lab.inputs import Inputs, random_inputs
 
 GRID = ct.TokenGrid(3, 4, 5)
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -196,7 +196,7 @@ class TestSources:
             inputs.query[:] = np.arange(heads)[:, None]
             return inputs
 
-        monkeypatch.setattr("cinetile.bench.sources.clip_inputs", fake_clip)
+        monkeypatch.setattr("cinetile.lab.bench.sources.clip_inputs", fake_clip)
         inputs = load_inputs(InputSource("clip", "a.mp4"), workload(pattern=pattern))
 
         np.testing.assert_array_equal(np.unique(inputs.query), [kind, kind + 2])
@@ -350,7 +350,7 @@ class TestRivals:
     def test_flex_block_lists_are_those_of_the_mask(self, pattern, grid):
         import torch
 
-        from cinetile.bench.rivals import _block_mask
+        from cinetile.lab.bench.rivals import _block_mask
 
         mask = workload(grid=ct.TokenGrid(*grid), pattern=pattern, width=40).mask()
         block_mask = _block_mask(torch, mask)

@@ -17,7 +17,7 @@ from commands import heeding_interrupts
 
 import cinetile as ct
 from cinetile.cli import main
-from cinetile.inputs import random_inputs
+from cinetile.lab.inputs import random_inputs
 
 TINY = ("--grid", "3x4x5", "--width", "9", "--block-q", "12", "--block-kv", "8")
 TINY_LADDER = (*TINY, "--head-dim", "8", "--repeats", "1", "--check-rows", "8")
@@ -284,7 +284,7 @@ class TestFailures:
     ):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.setattr("cinetile.bench.sources.sample_clip", lambda: Path(__file__))
+        monkeypatch.setattr("cinetile.lab.bench.sources.sample_clip", lambda: Path(__file__))
         result = invoke("ladder", *TINY_LADDER, *arguments, COLUMNS="200")
         assert result.exit_code == 1, result.output
         assert f'pip install "{hint}"' in result.output

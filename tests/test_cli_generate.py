@@ -16,7 +16,7 @@ from wan_models import small_pipeline
 
 import cinetile as ct
 from cinetile.cli import main
-from cinetile.inputs.video import count_frames
+from cinetile.models.video import count_frames
 
 PROMPT = "a red ball rolls"
 
@@ -70,7 +70,7 @@ class TestVideo:
             del path
             written.append(frames)
 
-        monkeypatch.setattr("cinetile.video.write_video", keep)
+        monkeypatch.setattr("cinetile.models.video.write_video", keep)
 
         def frames(*options: object) -> np.ndarray:
             out = tmp_path / "one.mp4"

@@ -12,10 +12,10 @@ from wan_models import small_pipeline
 
 import cinetile as ct
 from cinetile.cli import main
-from cinetile.compare.pictures import difference, side_by_side
-from cinetile.compare.videos import VideoComparison, compare_videos
-from cinetile.inputs.video import count_frames
-from cinetile.wan import WanPipeline
+from cinetile.lab.compare.pictures import difference, side_by_side
+from cinetile.lab.compare.videos import VideoComparison, compare_videos
+from cinetile.models.video import count_frames
+from cinetile.models.wan import WanPipeline
 
 PROMPT = "a red ball rolls"
 TILES: dict[str, Any] = {"block_q": 4, "block_kv": 4, "width_multiple": 1, "dense_layers": ()}

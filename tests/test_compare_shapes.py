@@ -16,20 +16,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cinetile as ct
-from cinetile.bench import Timing
 from cinetile.cli.compare_shapes import compare_shapes, shape_only_options
 from cinetile.cli.options import json_option
-from cinetile.compare import blocks
-from cinetile.compare.blocks import (
+from cinetile.lab.bench import Timing
+from cinetile.lab.compare import blocks
+from cinetile.lab.compare.blocks import (
     BlockConfig,
     BlockTimes,
     full_width_block,
     full_width_rate,
     measure_blocks,
 )
-from cinetile.compare.shapes import MODELS, RESOLUTIONS, BlockShape
-from cinetile.compare.stand_in import add_up
-from cinetile.compare.whole_run import (
+from cinetile.lab.compare.shapes import MODELS, RESOLUTIONS, BlockShape
+from cinetile.lab.compare.stand_in import add_up
+from cinetile.lab.compare.whole_run import (
     PUBLISHED_RUNS,
     AttentionCall,
     WholeRun,
@@ -227,7 +227,7 @@ class TestWholeRun:
         aggressive = ct.SparsityPolicy.preset("aggressive")
         assert sparse_call_share(aggressive, 40, 40) == pytest.approx(36 * 39 / 1600)
         assert sparse_call_share(DENSE, 4, 3) == 0.0
-        work = POLICY.expected_work(GRID, num_steps=7, num_layers=3)
+        work = ct.expected_work(POLICY, GRID, num_steps=7, num_layers=3)
         assert sparse_call_share(POLICY, 7, 3) == pytest.approx(work.sparse_calls)
 
     def test_kernels_grow_with_the_square_and_the_rest_with_the_length(self) -> None:

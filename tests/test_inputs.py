@@ -1,4 +1,4 @@
-"""Tests of cinetile.inputs: random arrays, stored arrays, and arrays from a clip."""
+"""Tests of cinetile.lab.inputs: random arrays, stored arrays, and arrays from a clip."""
 
 import importlib.metadata
 import sys
@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from cinetile._checks import integer, strides
-from cinetile.inputs import clip_inputs, load_qkv, random_inputs, sample_clip
-from cinetile.inputs.features import block_coefficients, num_coefficients, standardise
-from cinetile.inputs.heads import draw_head, project
-from cinetile.inputs.rotary import axis_dims, rotary_tables, rotate
-from cinetile.inputs.schedule import frame_schedule, temporal_weights
-from cinetile.inputs.video import count_frames, read_frames
+from cinetile.lab.inputs import clip_inputs, load_qkv, random_inputs, sample_clip
+from cinetile.lab.inputs.features import block_coefficients, num_coefficients, standardise
+from cinetile.lab.inputs.heads import draw_head, project
+from cinetile.lab.inputs.schedule import frame_schedule, temporal_weights
+from cinetile.models.rotary import axis_dims, rotary_tables, rotate
+from cinetile.models.video import count_frames, read_frames
 
 # A grid of 3 x 3 x 4 tokens takes 9 frames of 64 x 48 pixels.
 GRID = (3, 3, 4)

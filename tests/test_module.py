@@ -10,7 +10,7 @@ from kernel_suite import expected_of, text_exists
 from test_routing import known_heads
 
 import cinetile as ct
-from cinetile import module
+from cinetile.layer import sparse_attention as module
 
 GRID = ct.TokenGrid(6, 4, 5)
 WITH_TEXT = ct.TokenGrid(6, 4, 5, text_tokens=7)

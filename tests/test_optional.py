@@ -28,7 +28,7 @@ def test_the_core_does_without_pytorch() -> None:
 
 
 def test_an_extra_that_is_missing_is_named() -> None:
-    done = run("import cinetile.diffusers")
+    done = run("import cinetile.integrations.diffusers")
     assert done.returncode == 1
-    assert "ImportError: cinetile.diffusers needs PyTorch and diffusers" in done.stderr
+    assert "ImportError: cinetile.integrations.diffusers needs PyTorch and diffusers" in done.stderr
     assert "pip install 'cinetile[diffusers]'" in done.stderr

@@ -10,8 +10,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import cinetile as ct
-from cinetile import pictures
-from cinetile.bench import LadderConfig, Workload, run_ladder
+from cinetile.lab import pictures
+from cinetile.lab.bench import LadderConfig, Workload, run_ladder
 from cinetile.plans.plan import Mode
 
 GRID = ct.TokenGrid(5, 6, 8)

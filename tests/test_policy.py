@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cinetile as ct
-from cinetile.policy import PRESETS, policy_plans
-from cinetile.policy.plans import visited_share
+from cinetile.layer.plans import policy_plans, visited_share
+from cinetile.policy import PRESETS
 
 GRID = ct.TokenGrid(6, 4, 8)
 SMALL_TILES: dict[str, Any] = {"block_q": 16, "block_kv": 8, "width_multiple": 8}
@@ -108,9 +108,9 @@ class TestPresets:
 
     def test_more_aggressive_ones_save_more(self) -> None:
         saved = [
-            ct.SparsityPolicy.preset(name)
-            .expected_work(HD, num_steps=40, num_layers=40, high_noise_steps=16)
-            .saved
+            ct.expected_work(
+                ct.SparsityPolicy.preset(name), HD, num_steps=40, num_layers=40, high_noise_steps=16
+            ).saved
             for name in ("conservative", "moderate", "aggressive")
         ]
         assert saved == sorted(set(saved))
@@ -381,7 +381,7 @@ class TestExpectedWork:
             mode="split",
             **SMALL_TILES,
         )
-        work = policy.expected_work(GRID, num_steps=4, num_layers=2, high_noise_steps=2)
+        work = ct.expected_work(policy, GRID, num_steps=4, num_layers=2, high_noise_steps=2)
         visited = {
             density: np.mean(
                 [
@@ -403,12 +403,12 @@ class TestExpectedWork:
         policy = ct.SparsityPolicy(
             1.0, dense_steps=(), dense_layers=(), block_q=50, block_kv=70, mode="split"
         )
-        work = policy.expected_work(GRID, num_steps=1, num_layers=1)
+        work = ct.expected_work(policy, GRID, num_steps=1, num_layers=1)
         assert (work.saved, work.visited) == (0.0, 1.0)
 
     def test_all_dense(self) -> None:
         policy = ct.SparsityPolicy(dense_steps=((0, None),))
-        work = policy.expected_work(GRID, num_steps=4, num_layers=2)
+        work = ct.expected_work(policy, GRID, num_steps=4, num_layers=2)
         assert work == ct.ExpectedWork(0.0, 0.0, None)
         assert str(work) == "all attention is dense"
 
@@ -416,6 +416,6 @@ class TestExpectedWork:
     def test_bad_counts(self) -> None:
         policy = ct.SparsityPolicy()
         with pytest.raises(ValueError, match="num_steps must be at least 1"):
-            policy.expected_work(GRID, num_steps=0, num_layers=2)
+            ct.expected_work(policy, GRID, num_steps=0, num_layers=2)
         with pytest.raises(ValueError, match="high_noise_steps must be at most 4"):
-            policy.expected_work(GRID, num_steps=4, num_layers=2, high_noise_steps=5)
+            ct.expected_work(policy, GRID, num_steps=4, num_layers=2, high_noise_steps=5)

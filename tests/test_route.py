@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from test_routing import known_heads
 
 import cinetile as ct
-from cinetile import pictures
 from cinetile.cli import main
-from cinetile.inputs import find_calls
+from cinetile.lab import pictures
+from cinetile.lab.inputs import find_calls
 
 GRID = ct.TokenGrid(6, 4, 5)
 TILES = ["--block-q", "20", "--block-kv", "10", "--width-multiple", "4"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from cinetile.wan import WanPipeline, small_checkpoint
+from cinetile.models.wan import WanPipeline, small_checkpoint
 from training.tiny_wan import caption_check, codec, scenes
 
 HELD_OUT = scenes.held_out_scenes()
@@ -130,7 +130,7 @@ class TestCodec:
 class TestCheckpoint:
     """The files that ship."""
 
-    FOLDER = resources.files("cinetile") / "checkpoints" / "tiny_wan"
+    FOLDER = resources.files("cinetile") / "models" / "checkpoints" / "tiny_wan"
     WEIGHTS = "diffusion_pytorch_model.safetensors"
 
     def config(self, name: str) -> dict:

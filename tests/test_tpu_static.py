@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 import cinetile as ct
 from cinetile import cli
-from cinetile.bench import Workload
 from cinetile.kernels.pallas_tpu.config import KernelConfig
 from cinetile.kernels.pallas_tpu.kernel import KINDS
-from cinetile.tpu import aot, bundles, report
-from cinetile.tpu.aot import CompiledKernel, KernelJob
-from cinetile.tpu.bundles import Body, DumpFormatError, KernelDump
-from cinetile.tpu.estimate import count_bodies, estimate, floor_ms
-from cinetile.tpu.targets import TARGETS
+from cinetile.lab.bench import Workload
+from cinetile.lab.tpu import aot, bundles, report
+from cinetile.lab.tpu.aot import CompiledKernel, KernelJob
+from cinetile.lab.tpu.bundles import Body, DumpFormatError, KernelDump
+from cinetile.lab.tpu.estimate import count_bodies, estimate, floor_ms
+from cinetile.lab.tpu.targets import TARGETS
 
 GRID_720P = ct.TokenGrid(21, 45, 80)
 CONFIG = KernelConfig.for_blocks(1024, 512)

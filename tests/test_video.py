@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cinetile import video
-from cinetile.inputs.video import count_frames, read_frames
-from cinetile.video import write_video
+from cinetile.models import video
+from cinetile.models.video import count_frames, read_frames, write_video
 
 
 def moving_square(frames: int = 5, height: int = 32, width: int = 48) -> np.ndarray:

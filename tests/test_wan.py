@@ -14,7 +14,7 @@ from wan_models import GOLDEN, random_model, small_pipeline
 from wan_suite import two_experts
 
 import cinetile as ct
-from cinetile.wan import (
+from cinetile.models.wan import (
     AutoencoderKLWan,
     AutoencoderKLWanConfig,
     DenseAttention,
@@ -25,7 +25,7 @@ from cinetile.wan import (
     WanTransformer3DModel,
     WanTransformerConfig,
 )
-from cinetile.wan.layers import pack_layers, random_weight
+from cinetile.models.wan.layers import pack_layers, random_weight
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +399,7 @@ class TestPipeline:
         def refuse(*_: object) -> None:
             raise AssertionError("a model was asked for")
 
-        monkeypatch.setattr("cinetile.wan.weights.Part.get", refuse)
+        monkeypatch.setattr("cinetile.models.wan.weights.Part.get", refuse)
         with pytest.raises(ValueError, match=message):
             pipe(**cast(dict[str, Any], {"prompt": "a red ball"}) | arguments)
 

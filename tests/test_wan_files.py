@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from wan_models import GOLDEN, change_json, rewrite, small_pipeline, write_json
 
 from cinetile.kernels.xla_cpu import unpack
-from cinetile.wan import (
+from cinetile.models.wan import (
     AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     LinearVideoCodec,
@@ -23,7 +23,7 @@ from cinetile.wan import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from cinetile.wan.schedulers import read_scheduler
+from cinetile.models.wan.schedulers import read_scheduler
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -288,7 +288,7 @@ class TestFolder:
         def refuse(*_: object) -> None:
             raise AssertionError("weights were read")
 
-        monkeypatch.setattr("cinetile.wan.weights.WeightFiles.read", refuse)
+        monkeypatch.setattr("cinetile.models.wan.weights.WeightFiles.read", refuse)
         pipe = WanPipeline.from_pretrained(folder)
         assert pipe.defaults.num_frames == 3
         assert pipe.dtype == "float32"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cinetile.wan import (
+from cinetile.models.wan import (
     FlowMatchEulerDiscreteScheduler,
     Tiling,
     UMT5EncoderModel,

@@ -2,10 +2,15 @@
 
 from importlib.metadata import version
 
-from cinetile import metrics
 from cinetile.attention import attention
 from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.kernels import ImplementationStatus, default_blocks, implementations, reference_rows
+from cinetile.lab import metrics
+from cinetile.layer.expected_work import ExpectedWork, expected_work
+from cinetile.layer.plans import PlanChoice
+from cinetile.layer.record import RoutingRecord
+from cinetile.layer.route_table import RouteEntry, RouteTable
+from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.masks import (
     Mask,
     dense_mask,
@@ -15,11 +20,8 @@ from cinetile.masks import (
     temporal_mask,
     width_from_density,
 )
-from cinetile.module import SparseAttention
 from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
-from cinetile.policy import DensityRule, ExpectedWork, PlanChoice, SparsityPolicy
-from cinetile.record import RoutingRecord
-from cinetile.route_table import RouteEntry, RouteTable
+from cinetile.policy import DensityRule, SparsityPolicy
 from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
 
 __version__ = version("cinetile")
@@ -45,6 +47,7 @@ __all__ = [
     "default_blocks",
     "dense_mask",
     "density_from_width",
+    "expected_work",
     "implementations",
     "metrics",
     "plan_tiles",

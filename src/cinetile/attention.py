@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
+from cinetile.kernels.arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.kernels.base import AttentionRequest, Implementation
 from cinetile.kernels.padding import text_exists
 from cinetile.kernels.registry import select_implementation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wan_models import small_pipeline
 
-from cinetile.inputs.video import count_frames
+from cinetile.models.video import count_frames
 
 
 def generate(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str]":

@@ -11,9 +11,9 @@ from meshes import mesh_of
 from wan_models import GOLDEN
 
 import cinetile as ct
+from cinetile.models.wan import WanPipeline
+from cinetile.models.wan.sharding import weight_spec
 from cinetile.parallel.layout import array_layout
-from cinetile.wan import WanPipeline
-from cinetile.wan.sharding import weight_spec
 
 PROMPT = "a red ball rolls"
 POLICY = ct.SparsityPolicy(

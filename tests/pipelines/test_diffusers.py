@@ -28,10 +28,10 @@ from tiny_pipelines import NONE, PIPELINES, STEPS, TinyPipeline
 from torch.overrides import TorchFunctionMode
 
 import cinetile as ct
-import cinetile.diffusers as ctd
-from cinetile.diffusers.processors import SparseProcessor
+import cinetile.integrations.diffusers as ctd
+from cinetile.integrations.diffusers.processors import SparseProcessor
 from cinetile.kernels.cpu.native import load_library
-from cinetile.policy.plans import policy_plans
+from cinetile.layer.plans import policy_plans
 
 EXACT: dict[str, Any] = {"mode": "split", "block_q": 16, "block_kv": 8, "width_multiple": 4}
 POLICY = ct.SparsityPolicy(0.4, dense_steps=((0, 1),), dense_layers=((0, 1),), **EXACT)
@@ -627,7 +627,7 @@ class TestTensors:
 
     def test_no_copy_and_the_threads_of_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The kernel is given the tensors' own memory, tokens first or heads first."""
-        from cinetile.diffusers import tensors
+        from cinetile.integrations.diffusers import tensors
 
         seen: list[Any] = []
         call = tensors.DirectAttention.__call__
@@ -691,7 +691,7 @@ class TestTensors:
 
 
 def tensor_attention(policy: ct.SparsityPolicy, grid: ct.TokenGrid) -> Any:
-    from cinetile.diffusers.tensors import TensorAttention
+    from cinetile.integrations.diffusers.tensors import TensorAttention
 
     return TensorAttention(
         grid, STEPS, 3, None, torch.float32, False, policy=policy, implementation=None, seed=0
@@ -731,7 +731,7 @@ class TestPromptMasks:
     GRID = ct.TokenGrid(2, 2, 2, text_tokens=4)
 
     def length(self, mask: torch.Tensor | None, grid: ct.TokenGrid = GRID) -> Any:
-        from cinetile.diffusers.processors import prompt_length_of
+        from cinetile.integrations.diffusers.processors import prompt_length_of
 
         return prompt_length_of(mask, 2, grid)
 

@@ -1,4 +1,4 @@
-"""The how-to page and the example of `cinetile.diffusers`."""
+"""The how-to page and the example of `cinetile.integrations.diffusers`."""
 
 # diffusers exports its names lazily, which pyright does not follow.
 # pyright: reportPrivateImportUsage=false
@@ -18,7 +18,7 @@ import diffusers
 import torch
 from tiny_pipelines import PIPELINES
 
-import cinetile.diffusers as ctd
+import cinetile.integrations.diffusers as ctd
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/howto/diffusers.md").read_text()
@@ -31,7 +31,10 @@ def test_the_table_is_that_of_the_descriptions() -> None:
 
 @pytest.mark.parametrize("name", ctd.__all__)
 def test_public_names_are_documented(name: str) -> None:
-    assert f"::: cinetile.diffusers.{name}\n" in (ROOT / "docs/reference/python.md").read_text()
+    assert (
+        f"::: cinetile.integrations.diffusers.{name}\n"
+        in (ROOT / "docs/reference/python.md").read_text()
+    )
 
 
 def test_every_class_is_there() -> None:

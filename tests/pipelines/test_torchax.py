@@ -20,7 +20,7 @@ from tiny_pipelines import PIPELINES
 from torchax_here import torchax
 
 import cinetile as ct
-import cinetile.diffusers as ctd
+import cinetile.integrations.diffusers as ctd
 
 # torchax hands JAX's arrays, which must not be written to, to torch.from_numpy, and asks JAX for
 # integers of 64 bits.

@@ -14,7 +14,7 @@ import pytest
 import cinetile as ct
 from cinetile.kernels.pallas_tpu.config import KernelConfig
 from cinetile.kernels.pallas_tpu.implementation import PallasTpuImplementation
-from cinetile.tpu.aot import (
+from cinetile.lab.tpu.aot import (
     CallJob,
     CompiledKernel,
     KernelJob,
@@ -23,7 +23,7 @@ from cinetile.tpu.aot import (
     compile_kernel,
     require_tpu_compiler,
 )
-from cinetile.tpu.targets import TARGETS
+from cinetile.lab.tpu.targets import TARGETS
 
 try:
     require_tpu_compiler()

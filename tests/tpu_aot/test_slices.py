@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 import cinetile as ct
+from cinetile.lab.tpu.aot import LayerJob, compile_layer, require_tpu_compiler
 from cinetile.parallel import exchange_report
-from cinetile.tpu.aot import LayerJob, compile_layer, require_tpu_compiler
 
 try:
     require_tpu_compiler()

@@ -1,7 +1,7 @@
 """What was measured and where, as every measuring command tells it."""
 
-from cinetile.bench import Machine, Workload
 from cinetile.cli.wording import counted, percent
+from cinetile.lab.bench import Machine, Workload
 
 Facts = list[tuple[str, str]]
 

@@ -10,9 +10,6 @@ import numpy as np
 from rich.console import Console
 
 import cinetile
-from cinetile import pictures
-from cinetile.bench.machine import describe_machine
-from cinetile.canvas import require_matplotlib
 from cinetile.cli.compare_shapes import compare_shapes, shape_only_options
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
@@ -40,11 +37,14 @@ from cinetile.cli.wan_options import (
     size_facts,
 )
 from cinetile.cli.wording import percent, seconds
+from cinetile.lab import pictures
+from cinetile.lab.bench.machine import describe_machine
+from cinetile.lab.canvas import require_matplotlib
+from cinetile.layer.route_table import RouteTable
 from cinetile.policy import SparsityPolicy
-from cinetile.route_table import RouteTable
 
 if TYPE_CHECKING:
-    from cinetile.compare.videos import Side, VideoComparison
+    from cinetile.lab.compare.videos import Side, VideoComparison
 
 DEFAULT_POLICY = "moderate"
 
@@ -138,11 +138,11 @@ def compare_command(
     if prompt is None:
         raise click.UsageError("PROMPT is missing; only --shape-only takes none")
     repeats = 1 if repeats is None else repeats
-    from cinetile import _checks, metrics
-    from cinetile.compare.pictures import comparison_picture, side_by_side
-    from cinetile.compare.videos import compare_videos
-    from cinetile.inputs.video import require_av
-    from cinetile.video import write_video
+    from cinetile import _checks
+    from cinetile.lab import metrics
+    from cinetile.lab.compare.pictures import comparison_picture, side_by_side
+    from cinetile.lab.compare.videos import compare_videos
+    from cinetile.models.video import require_av, write_video
 
     metrics.require_metrics()
     if out is not None:

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 import cinetile
-from cinetile.bench import Timing
 from cinetile.cli.circumstances import kernel_name, machine_facts
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import NamesType, stacked
@@ -23,18 +22,19 @@ from cinetile.cli.output import (
 )
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wording import counted, milliseconds, percent, seconds
-from cinetile.compare.shapes import MODELS, RESOLUTIONS, BlockShape
-from cinetile.compare.whole_run import (
+from cinetile.grid import TokenGrid
+from cinetile.lab.bench import Timing
+from cinetile.lab.compare.shapes import MODELS, RESOLUTIONS, BlockShape
+from cinetile.lab.compare.whole_run import (
     PUBLISHED_RUNS,
     WholeRun,
     check_published,
     sparse_call_share,
 )
-from cinetile.grid import TokenGrid
 from cinetile.policy import SparsityPolicy
 
 if TYPE_CHECKING:
-    from cinetile.compare.blocks import BlockResult, BlockTimes
+    from cinetile.lab.compare.blocks import BlockResult, BlockTimes
 
 # Rounds of an idle machine differ by less.
 _RESTLESS = 1.3
@@ -91,7 +91,7 @@ def compare_shapes(
         json_target: where the result goes as JSON; "-" for stdout.
         sample_tokens: tokens on which the block at full width is timed; None for the default.
     """
-    from cinetile.compare.blocks import BlockConfig, measure_blocks
+    from cinetile.lab.compare.blocks import BlockConfig, measure_blocks
 
     grids = (
         resolutions
@@ -137,7 +137,7 @@ def _document(result: "BlockResult") -> dict[str, Any]:
 
 
 def _row(result: "BlockResult", row: "BlockTimes", sparse_calls: float) -> dict[str, Any]:
-    from cinetile.compare.blocks import full_width_block, full_width_rate
+    from cinetile.lab.compare.blocks import full_width_block, full_width_rate
 
     published = PUBLISHED_RUNS.get(row.name)
     full = full_width_block(row, result.config)

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import cinetile
-from cinetile.bench.machine import describe_machine
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
     MeshType,
@@ -41,6 +40,7 @@ from cinetile.cli.wan_options import (
     size_facts,
 )
 from cinetile.cli.wording import percent, seconds
+from cinetile.lab.bench.machine import describe_machine
 
 _EXAMPLES = """\b
 Examples:
@@ -92,8 +92,7 @@ def generate_command(
     Everything is checked before any weight is read. Ctrl-C stops and leaves no file.
     """
     from cinetile import _checks
-    from cinetile.inputs.video import require_av
-    from cinetile.video import write_video
+    from cinetile.models.video import require_av, write_video
 
     require_av()
     with warnings_on_stderr(), argument_errors():

@@ -5,9 +5,6 @@ from typing import Any
 
 import click
 
-from cinetile import pictures
-from cinetile.bench import RIVALS, InputSource, LadderConfig, load_inputs, measure_ladder
-from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.ladder_tables import print_ladder
 from cinetile.cli.options import (
@@ -20,6 +17,9 @@ from cinetile.cli.options import (
 )
 from cinetile.cli.output import progress_on_stderr, report, tell_written
 from cinetile.cli.threads import restrict_threads
+from cinetile.lab import pictures
+from cinetile.lab.bench import RIVALS, InputSource, LadderConfig, load_inputs, measure_ladder
+from cinetile.lab.canvas import require_matplotlib
 from cinetile.plans import MODES
 
 _input_options = stacked(

@@ -3,10 +3,10 @@
 from rich.console import Console
 from rich.table import Table
 
-from cinetile.bench import LadderResult, LadderRow, RivalRow
 from cinetile.cli.circumstances import kernel_name, machine_facts, workload_facts
 from cinetile.cli.output import facts, numbers
 from cinetile.cli.wording import counted, milliseconds, percent
+from cinetile.lab.bench import LadderResult, LadderRow, RivalRow
 
 # What a narrow terminal does without, in this order.
 _EXPENDABLE = ("min to max", "vs dense", "vs exact", "max error")

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from cinetile.bench import DTYPES, PATTERNS, Workload
 from cinetile.grid import TokenGrid
+from cinetile.lab.bench import DTYPES, PATTERNS, Workload
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import PRESETS, SparsityPolicy
 

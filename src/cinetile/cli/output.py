@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cinetile import bench
 from cinetile._files import replace_file
+from cinetile.lab import bench
 
 # A file or a pipe has no width; nothing should be broken into lines there.
 _UNBOUNDED_WIDTH = 160

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.panel import Panel
 
 import cinetile
-from cinetile import pictures
-from cinetile.bench import Workload
-from cinetile.canvas import require_matplotlib
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import OutputType, json_option, make_workload, workload_options
 from cinetile.cli.output import facts, numbers, report, tell_written
 from cinetile.cli.wording import counted, percent
+from cinetile.lab import pictures
+from cinetile.lab.bench import Workload
+from cinetile.lab.canvas import require_matplotlib
 from cinetile.plans import MODES, TilePlan
 from cinetile.plans.picture import text_picture
 

@@ -12,10 +12,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import cinetile
-from cinetile import _checks, pictures
-from cinetile.bench import DTYPES
-from cinetile.bench.sources import SAMPLE_CLIP
-from cinetile.canvas import require_matplotlib
+from cinetile import _checks
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
     DEFAULT_DENSITY,
@@ -31,11 +28,15 @@ from cinetile.cli.options import (
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report, tell_written
 from cinetile.cli.wording import counted
 from cinetile.grid import TokenGrid
-from cinetile.inputs import Inputs, SavedCall, clip_inputs, find_calls, load_qkv, sample_clip
-from cinetile.module import SparseAttention
+from cinetile.lab import pictures
+from cinetile.lab.bench import DTYPES
+from cinetile.lab.bench.sources import SAMPLE_CLIP
+from cinetile.lab.canvas import require_matplotlib
+from cinetile.lab.inputs import Inputs, SavedCall, clip_inputs, find_calls, load_qkv, sample_clip
+from cinetile.layer.route_table import RouteEntry, RouteTable
+from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.policy import EXPERTS, PRESETS, SparsityPolicy
 from cinetile.policy.policy import PATTERNS, POLICY_MODES
-from cinetile.route_table import RouteEntry, RouteTable
 
 _MAX_HEADS_LISTED = 32
 

@@ -2,7 +2,7 @@
 
 import os
 
-from cinetile.bench.machine import usable_threads
+from cinetile.lab.bench.machine import usable_threads
 
 
 def restrict_threads(count: int) -> None:

@@ -17,9 +17,9 @@ from cinetile.cli.options import (
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report
 from cinetile.cli.wording import counted, percent
 from cinetile.kernels.pallas_tpu.implementation import SOFTMAXES
+from cinetile.lab.tpu import RIVALS, TARGETS, StaticConfig, StaticReport, static_report
+from cinetile.lab.tpu.calibration import CALIBRATION
 from cinetile.plans import MODES
-from cinetile.tpu import RIVALS, TARGETS, StaticConfig, StaticReport, static_report
-from cinetile.tpu.calibration import CALIBRATION
 
 _kernel_options = stacked(
     click.option(

@@ -8,7 +8,6 @@ import click
 from rich.console import Console
 
 from cinetile._files import replace_file
-from cinetile.bench import TuneConfig, TuneResult, tune_blocks
 from cinetile.cli.circumstances import kernel_name, machine_facts, workload_facts
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
@@ -22,6 +21,7 @@ from cinetile.cli.options import (
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report, tell_written
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wording import counted, milliseconds
+from cinetile.lab.bench import TuneConfig, TuneResult, tune_blocks
 from cinetile.plans import MODES
 
 _EXAMPLES = """\b

@@ -11,7 +11,7 @@ from cinetile.cli.options import stacked
 from cinetile.cli.wording import counted
 
 if TYPE_CHECKING:
-    from cinetile.wan import CallPlan, WanPipeline
+    from cinetile.models.wan import CallPlan, WanPipeline
 
 model_options = stacked(
     click.option(
@@ -50,7 +50,7 @@ def open_pipeline(
     model: Path | None, dtype: str | None, flow_shift: float | None, mesh: Mesh | None = None
 ) -> "WanPipeline":
     """Opens the pipeline that the options of a command name, without reading weights."""
-    from cinetile.wan import WanPipeline, small_checkpoint
+    from cinetile.models.wan import WanPipeline, small_checkpoint
 
     pipe = WanPipeline.from_pretrained(
         small_checkpoint() if model is None else model,

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from cinetile._arguments import AnyArray, check_arrays, check_scale
 from cinetile.attention import attention
 from cinetile.kernels import default_blocks
+from cinetile.kernels.arguments import AnyArray, check_arrays, check_scale
 from cinetile.masks import Mask
 from cinetile.parallel.halo_geometry import HaloGeometry, halo_geometry
 from cinetile.parallel.layout import ArrayLayout, array_layout

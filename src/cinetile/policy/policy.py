@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cinetile import _checks
-from cinetile.grid import TokenGrid
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import files
 from cinetile.policy.intervals import Interval, contains, interval, intervals
 from cinetile.policy.presets import PRESETS
-from cinetile.policy.work import ExpectedWork
 
 PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
 POLICY_MODES: tuple[str, ...] = ("split", "aligned")
@@ -241,30 +239,6 @@ class SparsityPolicy:
             for pattern in self.patterns if rule.pattern is None else (rule.pattern,):
                 densities[pattern] = rule.density
         return tuple(densities.values())
-
-    def expected_work(
-        self,
-        grid: TokenGrid,
-        *,
-        num_steps: int,
-        num_layers: int,
-        high_noise_steps: int | None = None,
-        implementation: str | None = None,
-    ) -> ExpectedWork:
-        """What share of a run's attention work the policy saves; see `ExpectedWork`.
-
-        Args:
-            grid: the tokens.
-            num_steps: denoising steps of the run.
-            num_layers: layers of the model.
-            high_noise_steps: first steps that the high-noise expert takes, for Wan 2.2; None for
-                models without experts.
-            implementation: the tiles are those that suit it; see `attention`.
-        """
-        # It plans, and plans are made from policies.
-        from cinetile.policy.saving import expected_work
-
-        return expected_work(self, grid, num_steps, num_layers, high_noise_steps, implementation)
 
 
 def _density(name: str, value: Any) -> float:

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from cinetile import _checks
-from cinetile._arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.grid import TokenGrid
+from cinetile.kernels.arguments import AnyArray, check_arrays, check_prompt_length, check_scale
 from cinetile.kernels.padding import text_exists
 from cinetile.masks import Mask
 from cinetile.plans import TilePlan

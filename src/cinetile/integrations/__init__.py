@@ -1,0 +1,1 @@
+"""Sparse attention inside other libraries: one package per library, none imports another."""

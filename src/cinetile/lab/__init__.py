@@ -1,0 +1,1 @@
+"""Measuring, looking and estimating: nothing that attends imports it."""

@@ -1,0 +1,266 @@
+"""Compiling for a TPU that is not there, in a process of its own.
+
+The TPU compiler reads its settings from the environment once and for all, and only one process
+may load it at a time; so every compilation is a fresh child, and the caller's process is not
+touched.
+"""
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cinetile.grid import TokenGrid
+from cinetile.kernels.pallas_tpu.config import KernelConfig
+from cinetile.lab.tpu.bundles import DumpFormatError, KernelDump
+from cinetile.parallel import Collective
+from cinetile.plans import TilePlan
+from cinetile.policy import SparsityPolicy
+
+_DUMP_FLAGS = (
+    "--xla_jf_dump_to={folder}",
+    "--xla_jf_dump_llo_text=true",
+    "--xla_jf_dump_llo_pass_label_regex=final|static-bundle-profile",
+)
+# What libtpu would otherwise ask of a metadata server, or of a chip.
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v6e-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class TpuCompileError(RuntimeError):
+    """The TPU compiler refused the kernel."""
+
+
+class VmemOverflowError(TpuCompileError):
+    """The kernel needs more vector memory than it may take."""
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """One kernel to compile.
+
+    Attributes:
+        target: name in `TARGETS`.
+        config: how the kernel cuts tiles.
+        plan: a plan of that tile geometry.
+        heads: attention heads.
+        head_dim: 64, 128 or 256.
+        dtype: "bfloat16" or "float32".
+    """
+
+    target: str
+    config: KernelConfig
+    plan: TilePlan
+    heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CallJob:
+    """A whole call of the TPU implementation to compile: placement, guard, both kernels.
+
+    Attributes:
+        target: name in `TARGETS`.
+        plans: the plans that heads can be routed to.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: "bfloat16" or "float32".
+        two_kernels: whether full and masked tiles have a kernel each.
+    """
+
+    target: str
+    plans: tuple[TilePlan, ...]
+    heads: int
+    head_dim: int
+    dtype: str
+    two_kernels: bool = False
+
+
+@dataclass(frozen=True)
+class SplashJob:
+    """jax's stock splash attention to compile, dense, its tokens padded to whole tiles.
+
+    Attributes:
+        target: name in `TARGETS`.
+        num_tokens: tokens of the sequence.
+        block_q: queries of a tile.
+        block_kv: keys of a tile.
+        kv_chunk: keys that it computes at a time.
+        heads: attention heads.
+        head_dim: features of a head.
+    """
+
+    target: str
+    num_tokens: int
+    block_q: int
+    block_kv: int
+    kv_chunk: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class LayerJob:
+    """A sparse layer on a slice of several chips to compile: exchange, routing, attention.
+
+    Attributes:
+        target: name in `TARGETS`.
+        topology: chips of the slice, as in "2x4".
+        axes: names and sizes of the mesh's axes, "data", "sequence" and "heads".
+        grid: the tokens.
+        policy: of the layer; its second step and layer are compiled.
+        batch: batch rows.
+        heads: attention heads.
+        head_dim: features of a head.
+        dtype: "bfloat16" or "float32".
+    """
+
+    target: str
+    topology: str
+    axes: tuple[tuple[str, int], ...]
+    grid: TokenGrid
+    policy: SparsityPolicy
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel that was compiled.
+
+    Attributes:
+        dump: what the compiler made of it.
+        seconds: wall time of its compilation.
+        cpu_seconds: processor time of its compilation.
+    """
+
+    dump: KernelDump
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class CompiledCall:
+    """A whole call that was compiled.
+
+    Attributes:
+        seconds: wall time of its compilation.
+        temporary_bytes: main memory that it takes beside its arguments and results.
+    """
+
+    seconds: float
+    temporary_bytes: int
+
+
+@dataclass(frozen=True)
+class CompiledLayer:
+    """A layer on a slice that was compiled.
+
+    Attributes:
+        seconds: wall time of its compilation.
+        temporary_bytes: main memory that it takes on each chip beside arguments and results.
+        collectives: what the chips exchange.
+    """
+
+    seconds: float
+    temporary_bytes: int
+    collectives: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
+class CompiledSplash:
+    """The stock kernel, compiled.
+
+    Attributes:
+        run_bundles: instructions that one tile takes.
+        seconds: wall time of its compilation.
+    """
+
+    run_bundles: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a child has no result, in a form that crosses the process boundary."""
+
+    error: str
+    message: str
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    error.__name__: error for error in (DumpFormatError, VmemOverflowError, TpuCompileError)
+}
+
+
+def require_tpu_compiler() -> None:
+    """Raises ImportError, which says what to install, where libtpu is missing."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise ImportError(
+            "compiling for a TPU needs libtpu: pip install 'cinetile[tpu-aot]' (Linux only)"
+        )
+
+
+def compile_kernel(job: KernelJob) -> CompiledKernel:
+    """Compiles one kernel and counts its instructions.
+
+    Raises:
+        ImportError: libtpu is missing.
+        VmemOverflowError: the kernel needs too much vector memory.
+        TpuCompileError: the compiler refused it for another reason.
+        DumpFormatError: the compiler's output is not understood.
+    """
+    return _in_child(job)
+
+
+def compile_call(job: CallJob) -> CompiledCall:
+    """Compiles a whole call; raises what `compile_kernel` does."""
+    return _in_child(job)
+
+
+def compile_layer(job: LayerJob) -> CompiledLayer:
+    """Compiles a layer on a slice; raises what `compile_kernel` does."""
+    return _in_child(job)
+
+
+def compile_splash(job: SplashJob) -> CompiledSplash:
+    """Compiles jax's stock kernel; raises what `compile_kernel` does."""
+    return _in_child(job)
+
+
+def _in_child(job: KernelJob | CallJob | LayerJob | SplashJob) -> Any:
+    require_tpu_compiler()
+    with tempfile.TemporaryDirectory(prefix="cinetile-tpu-") as folder:
+        dump, result = Path(folder, "dump"), Path(folder, "result")
+        dump.mkdir()
+        flags = " ".join(_DUMP_FLAGS).format(folder=dump)
+        inherited = os.environ.get("LIBTPU_INIT_ARGS", "")
+        child = subprocess.run(
+            [sys.executable, "-m", "cinetile.lab.tpu.compiler", str(dump), str(result)],
+            input=pickle.dumps(job),
+            capture_output=True,
+            env=os.environ | _ENVIRONMENT | {"LIBTPU_INIT_ARGS": f"{flags} {inherited}".strip()},
+            check=False,
+        )
+        if child.returncode or not result.exists():
+            last = child.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise TpuCompileError(
+                f"the TPU compiler's process ended with {child.returncode}: {' '.join(last)}"
+            )
+        found = pickle.loads(result.read_bytes())
+    if isinstance(found, Failure):
+        raise _ERRORS[found.error](found.message)
+    return found

@@ -1,0 +1,1 @@
+"""A policy resolved on a token grid: plans, levels, routes, records, `SparseAttention`."""

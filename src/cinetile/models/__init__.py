@@ -1,0 +1,1 @@
+"""Whole video models, and what they are made of."""

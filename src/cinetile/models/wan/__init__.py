@@ -1,0 +1,51 @@
+"""Wan text-to-video: the models, their schedulers and the pipeline, loaded from diffusers' files.
+
+Needs the extra `wan`: `pip install "cinetile[wan]"`.
+"""
+
+try:
+    import equinox  # noqa: F401
+except ImportError as error:
+    raise ImportError('cinetile.models.wan needs equinox: pip install "cinetile[wan]"') from error
+
+from cinetile.models.wan.attention import DenseAttention, SelfAttention
+from cinetile.models.wan.checkpoint import small_checkpoint
+from cinetile.models.wan.folder import GenerationDefaults
+from cinetile.models.wan.linear_codec import LinearVideoCodec, LinearVideoCodecConfig
+from cinetile.models.wan.pipeline import CallPlan, VideoSize, WanPipeline, WanPipelineOutput
+from cinetile.models.wan.schedulers import (
+    FlowMatchEulerDiscreteScheduler,
+    Schedule,
+    Scheduler,
+    UniPCMultistepScheduler,
+)
+from cinetile.models.wan.text_encoder import UMT5Config, UMT5EncoderModel
+from cinetile.models.wan.tiling import Tiling
+from cinetile.models.wan.tokenizer import PromptTokenizer
+from cinetile.models.wan.transformer import WanTransformer3DModel, WanTransformerConfig
+from cinetile.models.wan.vae import AutoencoderKLWan, AutoencoderKLWanConfig
+
+__all__ = [
+    "AutoencoderKLWan",
+    "AutoencoderKLWanConfig",
+    "CallPlan",
+    "DenseAttention",
+    "FlowMatchEulerDiscreteScheduler",
+    "GenerationDefaults",
+    "LinearVideoCodec",
+    "LinearVideoCodecConfig",
+    "PromptTokenizer",
+    "Schedule",
+    "Scheduler",
+    "SelfAttention",
+    "Tiling",
+    "UMT5Config",
+    "UMT5EncoderModel",
+    "UniPCMultistepScheduler",
+    "VideoSize",
+    "WanPipeline",
+    "WanPipelineOutput",
+    "WanTransformer3DModel",
+    "WanTransformerConfig",
+    "small_checkpoint",
+]
