@@ -1,0 +1,195 @@
+"""The architecture: imports run one way, as docs/architecture.md tells."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.source_imports import SourceImports, circle
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "cinetile"
+
+# From the ground up. A module imports only what stands on its own line and before it; what shares a
+# line is one room, except for the wings side by side in SIDE_BY_SIDE.
+ORDER = (
+    "_checks",
+    "_files",
+    "grid",
+    "placement",
+    "masks",
+    "plans",
+    "kernels",
+    "attention",
+    "routing",
+    "policy",
+    "parallel",
+    "layer",
+    "models",
+    "lab",
+    "integrations",
+    "",  # cinetile/__init__.py: the public names
+    "cli",
+)
+# Wings at the same height: none imports the other.
+SIDE_BY_SIDE = (("lab", "integrations"),)
+CORE = ORDER[: ORDER.index("layer") + 1]
+# Frameworks that the core does without, and the folder of the core that is there for one of them.
+FRAMEWORKS = frozenset({"diffusers", "equinox", "flax", "torch", "torchax", "transformers"})
+MAY_IMPORT = {"cinetile.kernels.torch": frozenset({"torch"})}
+
+
+def room(module: str) -> str:
+    """The part of the package that a module belongs to: `plans` for `cinetile.plans.plan`."""
+    return [*module.split("."), ""][1]
+
+
+def within(module: str, parent: str) -> bool:
+    return module == parent or module.startswith(parent + ".")
+
+
+def against_the_order(imports: SourceImports) -> list[str]:
+    """Imports of what stands higher in the house."""
+    found = [
+        f"{module}: has no place in ORDER" for module in imports.inside if room(module) not in ORDER
+    ]
+    if found:
+        return found
+    return [
+        f"{module}:{line} imports {target}"
+        for module, target, line in imports.arrows()
+        if ORDER.index(room(target)) > ORDER.index(room(module))
+        or any({room(target), room(module)} == set(pair) for pair in SIDE_BY_SIDE)
+    ]
+
+
+def between_integrations(imports: SourceImports) -> list[str]:
+    """Imports of one integration in another."""
+
+    def integration(module: str) -> str:
+        parts = module.split(".")
+        return parts[2] if parts[1:2] == ["integrations"] and len(parts) > 2 else ""
+
+    return [
+        f"{module}:{line} imports {target}"
+        for module, target, line in imports.arrows()
+        if integration(module)
+        and integration(target)
+        and integration(module) != integration(target)
+    ]
+
+
+def frameworks_in_the_core(imports: SourceImports) -> list[str]:
+    """Imports of a framework in the core."""
+    return [
+        f"{module}:{line} imports {package}"
+        for module, packages in imports.outside.items()
+        if room(module) in CORE
+        for package, line in packages.items()
+        if package in FRAMEWORKS
+        and not any(
+            within(module, parent) and package in allowed for parent, allowed in MAY_IMPORT.items()
+        )
+    ]
+
+
+@pytest.fixture(scope="module")
+def imports() -> SourceImports:
+    return SourceImports(PACKAGE)
+
+
+def planted(folder: Path, files: dict[str, str]) -> SourceImports:
+    """The imports of a made-up package that holds `files`."""
+    package = folder / "cinetile"
+    for name, text in {"__init__.py": "", **files}.items():
+        file = package / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return SourceImports(package)
+
+
+class TestImportOrder:
+    def test_every_import_runs_down(self, imports: SourceImports) -> None:
+        assert against_the_order(imports) == []
+
+    def test_integrations_do_without_each_other(self, imports: SourceImports) -> None:
+        assert between_integrations(imports) == []
+
+    def test_the_core_does_without_frameworks(self, imports: SourceImports) -> None:
+        assert frameworks_in_the_core(imports) == []
+
+    def test_no_modules_import_each_other_in_a_circle(self, imports: SourceImports) -> None:
+        assert circle(imports.inside) == []
+
+    def test_every_import_leads_to_a_module(self, imports: SourceImports) -> None:
+        missing = [arrow for arrow in imports.arrows() if arrow[1] not in imports.inside]
+        assert missing == []
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "from cinetile.plans import TilePlan",
+            "from cinetile import plans",
+            "import cinetile.plans.plan",
+            "import cinetile",
+            "from cinetile import TilePlan",
+            "from ..plans import TilePlan",
+            "from .. import plans",
+            "def plan():\n    from cinetile.plans.plan import TilePlan\n    return TilePlan",
+            "if True:\n    from cinetile.plans import plan",
+        ],
+    )
+    def test_finds_an_import_that_runs_up(self, tmp_path: Path, statement: str) -> None:
+        files = {"masks/__init__.py": "", "masks/edges.py": statement}
+        files |= {"plans/__init__.py": "", "plans/plan.py": ""}
+        (found,) = against_the_order(planted(tmp_path, files))
+        assert found.startswith("cinetile.masks.edges:")
+
+    def test_leaves_an_import_that_runs_down(self, tmp_path: Path) -> None:
+        files = {"masks/__init__.py": "", "masks/edges.py": "import numpy as np\nimport cinetile_x"}
+        files |= {"plans.py": "from cinetile import masks\nfrom cinetile.masks import edges"}
+        files |= {"cli.py": "import cinetile\nfrom cinetile import plans, TilePlan"}
+        imports = planted(tmp_path, files)
+        assert against_the_order(imports) == []
+        assert circle(imports.inside) == []
+
+    def test_finds_a_module_without_a_place(self, tmp_path: Path) -> None:
+        (found,) = against_the_order(planted(tmp_path, {"helpers.py": ""}))
+        assert found == "cinetile.helpers: has no place in ORDER"
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            {"lab.py": "", "integrations/diffusers.py": "from cinetile.lab import metrics"},
+            {"lab.py": "import cinetile.integrations.diffusers", "integrations/diffusers.py": ""},
+        ],
+    )
+    def test_finds_an_import_between_wings(self, tmp_path: Path, files: dict[str, str]) -> None:
+        files = {"integrations/__init__.py": "", **files}
+        assert len(against_the_order(planted(tmp_path, files))) == 1
+
+    def test_finds_an_import_between_integrations(self, tmp_path: Path) -> None:
+        files = {f"integrations/{name}/__init__.py": "" for name in ("comfyui", "diffusers")}
+        files["integrations/__init__.py"] = ""
+        files["integrations/comfyui/nodes.py"] = "from cinetile.integrations import diffusers"
+        (found,) = between_integrations(planted(tmp_path, files))
+        assert (
+            found == "cinetile.integrations.comfyui.nodes:1 imports cinetile.integrations.diffusers"
+        )
+
+    @pytest.mark.parametrize(
+        "statement",
+        ["import torch.nn", "from equinox import Module", "def f():\n    import diffusers"],
+    )
+    def test_finds_a_framework_in_the_core(self, tmp_path: Path, statement: str) -> None:
+        files = {"layer.py": statement, "models.py": statement, "kernels/__init__.py": ""}
+        files["kernels/torch/__init__.py"] = "import torch"
+        (found,) = frameworks_in_the_core(planted(tmp_path, files))
+        assert found.startswith("cinetile.layer:")
+
+    def test_finds_a_circle(self, tmp_path: Path) -> None:
+        files = {"plans/__init__.py": "from cinetile.plans import plan", "plans/files.py": ""}
+        files["plans/plan.py"] = "def load():\n    from cinetile.plans import TilePlan"
+        assert set(circle(planted(tmp_path, files).inside)) == {
+            "cinetile.plans",
+            "cinetile.plans.plan",
+        }
