@@ -30,7 +30,8 @@ from cinetile.layer.plans import visited_share
 from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.models.rotary import rotary_tables
 from cinetile.models.wan.attention import DenseAttention
-from cinetile.models.wan.transformer import Block, WanTransformerConfig
+from cinetile.models.wan.transformer_config import WanTransformerConfig
+from cinetile.models.wan.transformer_layers import Block
 from cinetile.policy import SparsityPolicy
 
 DENSE, SPARSE, WITHOUT = "dense", "sparse", "without attention"
