@@ -48,7 +48,7 @@ def test_with_other_axes_and_queries_that_stay() -> None:
 
 
 def test_tokens_must_be_spread() -> None:
-    with pytest.raises(ValueError, match="sharding must spread tokens"):
+    with pytest.raises(ValueError, match="sharding must shard tokens"):
         halo_attention(*arrays_of(), MASKS["spatial"], mesh=mesh_of(data=2))
 
 

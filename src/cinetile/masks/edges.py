@@ -1,4 +1,21 @@
-"""Band edges in closed form: staircases whose values, sums and inverses need no enumeration."""
+"""Band edges in closed form: values, sums and inverses without enumerating positions.
+
+An edge maps a query position to a key position, `edge(q) = start + live(clip(q + offset, 0, L))`.
+`live(x)` counts the positions below `x` that hold a band key. With `s` skipped positions at the
+front of each period of `p`, write `x = a p + r` with `0 <= r < p`; then
+
+    live(x) = a (p - s) + max(r - s, 0)
+
+A straight edge (`s = 0`) is `live(x) = x`. The sum that counting pairs needs, with `d = p - s` and
+`u = max(r - s, 0)`, adds `a` whole periods, each `m = 0 .. a - 1` with `p` times `m d` and
+`0 + 1 + ... + (d - 1)`, and then `r` positions of the last period:
+
+    sum over 0 <= y < x of live(y) = p d a (a - 1) / 2 + a d (d - 1) / 2 + a d r + u (u - 1) / 2
+
+The inverse, the smallest `x` with `live(x) >= n` for `n >= 1`, is one past the n-th band position:
+
+    x = floor((n - 1) / d) p + (n - 1) mod d + s + 1
+"""
 
 from dataclasses import dataclass, replace
 

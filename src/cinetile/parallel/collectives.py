@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, and the bytes that they move."""
+"""The collectives of a compiled program, and the bytes that each moves."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]")
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}")
-# Asynchronous forms of these return what they were given beside what they give.
+# The asynchronous forms of these return their operands beside their results.
 _RETURN_OPERANDS = ("collective-permute", "all-gather")
 
 
@@ -21,10 +21,10 @@ class Collective:
 
     Attributes:
         kind: "all-to-all", "collective-permute", "all-reduce", "all-gather" or "reduce-scatter".
-        devices: devices that take part together; 2 for a permutation.
-        result_bytes: size of what a device has afterwards.
-        sent_bytes: what a device sends to others, at the least possible: by a ring for all
-            kinds in which everyone meets everyone.
+        devices: devices in one replica group; 2 for a permutation.
+        result_bytes: bytes of the result on one device.
+        sent_bytes: lower bound of the bytes that one device sends: those of a ring algorithm,
+            and of the direct transfer for "all-to-all" and "collective-permute".
     """
 
     kind: str
@@ -34,10 +34,10 @@ class Collective:
 
 
 def collectives(hlo: str) -> tuple[Collective, ...]:
-    """Reads the collectives off a compiled program.
+    """Reads the collectives from the text of a compiled program.
 
-    One that stands in a loop counts once. Those of a single device, and permutations that leave
-    all data where they are, are left out.
+    A collective inside a loop counts once. Collectives of a single device and permutations that
+    move nothing are left out.
 
     Args:
         hlo: `jax.jit(f).lower(...).compile().as_text()`.

@@ -1,4 +1,4 @@
-"""Making a mesh of the devices that there are."""
+"""Device meshes, and virtual devices on a CPU."""
 
 import math
 import os
@@ -9,20 +9,20 @@ from jax.sharding import AxisType, Mesh
 
 from cinetile import _checks
 
-_MOST_VIRTUAL = 8  # on fewer processors they are for trying things out
+_MOST_VIRTUAL = 8  # more virtual devices than processors are only for trying things out
 _FLAG = "--xla_force_host_platform_device_count"
 
 
 def make_mesh(axes: Mapping[str, int]) -> Mesh:
-    """A mesh over all processes' devices, the nearest ones along its last axes.
+    """Makes a mesh over the devices of all processes; neighbours lie along the last axes.
 
     Args:
-        axes: devices along each axis, by its name; by custom "data", "sequence" and "heads".
+        axes: number of devices by axis name; the default names are "data", "sequence", "heads".
 
     Raises:
         TypeError: `axes` is no mapping, or a number of devices is no integer.
-        ValueError: there are no axes, a number is below 1, or there are fewer devices, or more
-            but of other processes.
+        ValueError: `axes` is empty, a number is below 1, there are fewer devices than asked for,
+            or with several processes the mesh does not use all devices.
     """
     if not isinstance(axes, Mapping):
         raise TypeError(f"axes must be a mapping of names to sizes, got {type(axes).__name__}")
@@ -41,18 +41,17 @@ def make_mesh(axes: Mapping[str, int]) -> Mesh:
 
 
 def request_cpu_devices(count: int) -> None:
-    """Makes so many devices of this machine's processors, where jax runs on these.
+    """Asks JAX for `count` virtual CPU devices (platform "cpu" only).
 
-    Does nothing after jax has started, or where XLA_FLAGS or jax's settings tell a number.
+    Does nothing after JAX has started, or if XLA_FLAGS or JAX's configuration sets a number.
 
     Raises:
         TypeError: `count` is no integer.
-        ValueError: it is below 1, or beyond what the processors could run: 8, or as many as
-            there are.
+        ValueError: `count` is below 1, or above both 8 and the number of processors.
     """
     count = _checks.integer("count", count, minimum=1)
-    told = _FLAG in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0  # pyright: ignore[reportAttributeAccessIssue]
-    if told:
+    is_set = _FLAG in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0  # pyright: ignore[reportAttributeAccessIssue]
+    if is_set:
         return
     processors = os.cpu_count() or 1
     most = max(_MOST_VIRTUAL, processors)

@@ -1,4 +1,4 @@
-"""Attention under one band mask with tokens spread over devices, keys from neighbours alone."""
+"""Attention under one band mask with sharded tokens: keys come from neighbouring devices only."""
 
 import functools
 from collections.abc import Sequence
@@ -35,24 +35,26 @@ def halo_attention(
     block_kv: int | None = None,
     balanced: bool = True,
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """Attention of all heads under one band mask, exchanging keys with neighbours alone.
+    """Attends with all heads under one band mask; keys move between neighbours only.
 
-    A device gets the sink, and the keys and values within the band's width of its queries. Where
-    the mask's order is token-major, tokens move there first and back at the end. The mask is
-    exact: tiles of an aligned plan of the whole sequence cannot be cut at the devices' bounds.
+    Each device receives the sink, and the keys and values within the band's width of its
+    queries. If the mask's order is token-major, tokens are first reordered by an all-to-all, and
+    the output is reordered back. The mask is exact (mode "split"): an aligned plan of the whole
+    sequence has tiles that cross the devices' boundaries.
 
     Args:
         query: queries in frame-major order, as for `attention`.
-        key: keys, likewise.
-        value: values, likewise.
+        key: keys in frame-major order.
+        value: values in frame-major order.
         mask: a band without text: `spatial_mask`, `temporal_mask`, `svg_mask` for Wan.
         mesh: the devices.
-        sharding: as for `SparseAttention`; tokens must be spread.
+        sharding: as for `SparseAttention`; tokens must be sharded.
         scale: as for `attention`.
         implementation: as for `attention`.
-        block_q: queries in a tile; None for what suits the implementation.
-        block_kv: keys in a tile, likewise.
-        balanced: whether queries move to a neighbour so that all devices keep equally many pairs.
+        block_q: queries per tile; None for the implementation's default.
+        block_kv: keys per tile; None for the implementation's default.
+        balanced: whether queries move to a neighbour so that all devices compute equally many
+            pairs.
 
     Returns:
         The output in frame-major order and the dtype of `query`.
@@ -60,12 +62,12 @@ def halo_attention(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: shapes do not fit each other or the mask, the mask has text or no band, or
-            the sharding spreads no tokens.
-        NotImplementedError: no implementation that was named can run this call.
+            the sharding does not shard tokens.
+        NotImplementedError: none of the named implementations can run this call.
     """
     layout = array_layout(mesh, sharding)
     if not layout.tokens:
-        raise ValueError(f"sharding must spread tokens for a halo exchange, got {layout.spec}")
+        raise ValueError(f"sharding must shard tokens for a halo exchange, got {layout.spec}")
     geometry = halo_geometry(mask, layout.size(layout.tokens), balanced=balanced)
     check_arrays(query, key, value, mask.grid)
     scale = check_scale(scale, query.shape[-1])
@@ -83,7 +85,7 @@ def halo_plans(
     block_q: int | None = None,
     block_kv: int | None = None,
 ) -> tuple[TilePlan, ...]:
-    """The plan of each device on its own queries and keys."""
+    """Plans each device's local mask; see `HaloGeometry.local_mask`."""
     blocks = default_blocks(geometry.length, dtype, implementation)
     block_q = blocks[0] if block_q is None else block_q
     block_kv = blocks[1] if block_kv is None else block_kv
@@ -119,13 +121,13 @@ def _attend(
     key: Float[Array, "rows shard heads head_dim"],
     value: Float[Array, "rows shard heads head_dim"],
 ) -> Float[Array, "rows shard heads head_dim"]:
-    """One device's work on its shards."""
+    """Exchange, attention and the way back on one device, inside `jax.shard_map`."""
     rows, _, heads, head_dim = query.shape
     mask, axes, grid = geometry.mask, layout.tokens, geometry.mask.grid
     ranges = geometry.query_ranges()
-    keys = jnp.concatenate([key, value])  # as one array they travel together
+    keys = jnp.concatenate([key, value])  # one array, so that keys and values share each collective
     moves = not mask.query_order.is_frame_major(grid)
-    # A sink of real frames is a prefix before tokens move; upstream's is one of the placed order.
+    # Real sink frames are a prefix of the frame-major order; upstream's sink of the placed order.
     sink_leads = mask.key_order.leading_frames > 0
     sink = prefix_for_all(keys, geometry.sink, axes) if sink_leads else None
     places = mask.query_order.indices(grid)

@@ -1,4 +1,21 @@
-"""Which keys each device needs under a band mask, and the mask that it sees on them."""
+"""Which keys each device needs under a band mask, and the mask on these keys.
+
+A device holds queries `[a, b)`. Under a band with `low(q) = q - w` and `high(q) = q + w + 1`, they
+attend to the sink and to keys in `[a - w, b + w)`. That window is widened at its front to a whole
+period of the edges (`period` is the number of frames in token-major order, else 1), so that the
+pattern of skipped sink positions is the same on each device:
+
+    start = floor((a - w) / period) * period
+    window = round_up(max(b - a) + 2 w + period, period)
+
+The period on top covers what the floor moved. The local sequence is the sink followed by the
+window's keys, and a local query `i = q - a` has the global edge, shifted:
+
+    local(edge)(i) = sink + keys before `lowest` + live(clip(i + offset + a - lowest, 0, reach))
+
+`lowest` is the first window position that belongs to the band and not to the sink, and `reach`
+ends the window at the sequence's end. `offset` and `live` are those of `masks.edges.Edge`.
+"""
 
 from dataclasses import dataclass
 
@@ -13,18 +30,18 @@ from cinetile.parallel.moves import Ranges
 
 @dataclass(frozen=True)
 class HaloGeometry:
-    """How a band mask is cut along its queries, for a sequence spread over devices.
+    """How a band mask is cut along its queries for sharded tokens.
 
-    Positions count in the mask's query order. Token shards are of one size, whole periods of the
-    band's edges; query ranges may differ from them, so that work is even. Every device attends
-    with its queries to the sink and to a window of keys around them.
+    Positions are in the mask's query order. All token shards have one size, a multiple of the
+    band edges' period. The query ranges may differ from the shards, so that each device computes
+    equally many pairs. Each device attends from its queries to the sink and to a window of keys.
 
     Attributes:
         mask: one band, a sink of any size, no text.
-        bounds: first query of each device, and the end.
-        shard: tokens that lie on each device.
-        before: positions of the window before a device's first query, at the least.
-        after: positions of the window after its last query.
+        bounds: first query of each device, then the number of queries.
+        shard: tokens per device.
+        before: positions that the window holds at least before a device's first query.
+        after: positions that the window holds after a device's last query.
     """
 
     mask: Mask
@@ -43,62 +60,62 @@ class HaloGeometry:
 
     @property
     def period(self) -> int:
-        """Positions after which the band's edges repeat."""
+        """Positions after which the pattern of the band's edges repeats."""
         return self._low.period
 
     @property
     def skipped(self) -> int:
-        """First positions of each period that are no keys of the band, but of the sink."""
+        """First positions of each period whose keys belong to the sink, not to the band."""
         return self._low.skipped
 
     @property
     def sink(self) -> int:
-        """Keys that every query keeps."""
+        """Number of sink keys, which each query keeps."""
         return self.mask.segments[0].prefix
 
     @property
     def queries(self) -> int:
-        """Queries that every device makes room for."""
+        """Largest number of queries on a device; the others are padded to it."""
         return int(np.diff(self.bounds).max())
 
     @property
     def window(self) -> int:
-        """Positions of every device's window; whole periods."""
+        """Positions of each device's window, a multiple of `period`."""
         return _rounded_up(self.queries + self.before + self.after + self.period, self.period)
 
     @property
     def window_keys(self) -> int:
-        """Keys of the band in every device's window."""
+        """Band keys in each device's window."""
         return self.window // self.period * (self.period - self.skipped)
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence that every device attends in: sink and window, or its queries."""
+        """Tokens of each device's local sequence: sink and window keys, at least its queries."""
         return max(self.queries, self.sink + self.window_keys)
 
     def window_start(self, device: int) -> int:
-        """First position of a device's window; below 0 where it begins before the sequence."""
+        """First position of a device's window; negative if it begins before the sequence."""
         return (self.bounds[device] - self.before) // self.period * self.period
 
     def query_ranges(self) -> Ranges:
-        """The queries of each device."""
+        """The query range of each device."""
         return Ranges(self.bounds[:-1], self.bounds[1:], self.queries)
 
     def window_ranges(self) -> Ranges:
-        """The window of each device."""
+        """The window range of each device."""
         starts = tuple(self.window_start(device) for device in range(self.devices))
         stops = tuple(stop + self.after for stop in self.bounds[1:])
         return Ranges(starts, stops, self.window)
 
     def local_mask(self, device: int) -> Mask:
-        """The mask of one device's queries on its keys, sink first, then the window.
+        """The mask of one device's queries over its keys: the sink, then the window.
 
-        Rows and keys are as many as `length`, for kernels know self-attention alone; a row
-        without a query keeps the first key and nothing else.
+        It has `length` rows and `length` keys, because kernels take only self-attention. A
+        padding row keeps only the first key.
         """
         first, stop = self.bounds[device], self.bounds[device + 1]
         start = self.window_start(device)
-        # Keys of the sink are not kept again in the band: in a spatial mask they lie in it.
+        # In a spatial mask the band covers the sink keys too; they must count only once.
         lowest = min(max(start, self.sink - self._low.start, 0), start + self.window)
         reach = max(min(self.mask.num_tokens, start + self.window) - lowest, 0)
         before = (lowest - start) // self.period * (self.period - self.skipped)
@@ -127,12 +144,12 @@ def halo_geometry(mask: Mask, devices: int, *, balanced: bool = True) -> HaloGeo
 
     Args:
         mask: `spatial_mask`, `temporal_mask` or `svg_mask`, without text.
-        devices: over which the tokens are spread, from 1.
-        balanced: whether queries move to a neighbour so that all devices keep equally many
-            pairs; else each device takes the queries that lie on it.
+        devices: number of devices over which tokens are sharded, from 1.
+        balanced: whether queries move to a neighbour so that all devices compute equally many
+            pairs; otherwise each device takes the queries of its own shard.
 
     Raises:
-        TypeError: `mask` is no mask.
+        TypeError: `mask` is not a `Mask`.
         ValueError: the mask has text or no band, or is too small for so many devices.
     """
     if not isinstance(mask, Mask):
@@ -140,7 +157,7 @@ def halo_geometry(mask: Mask, devices: int, *, balanced: bool = True) -> HaloGeo
     devices = _checks.integer("devices", devices, minimum=1, maximum=mask.num_tokens)
     if mask.grid.text_tokens:
         raise ValueError(
-            f"mask must have no text, whose queries keep all keys, got {mask.grid}; "
+            f"mask must have no text, because text queries keep all keys, got {mask.grid}; "
             "exchange heads instead"
         )
     band = mask.segments[0]
@@ -169,7 +186,7 @@ def _even_tokens(tokens: int, devices: int, shard: int) -> tuple[int, ...]:
 
 
 def _even_pairs(mask: Mask, devices: int) -> tuple[int, ...]:
-    """Bounds between which the mask keeps equally many pairs, to within a row."""
+    """Bounds between which the mask keeps equally many pairs, up to one row."""
     total = mask.kept_pairs
     bounds = [0]
     for device in range(1, devices):

@@ -1,4 +1,4 @@
-"""Ulysses' exchange: tokens are spread over devices outside of attention, heads inside."""
+"""Ulysses: tokens are sharded outside of attention, heads inside, by all-to-all."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,26 +20,28 @@ def exchange_heads(
     valid_text: Int[Array, " rows"] | None,
     *common: Any,
 ) -> tuple[Any, Any]:
-    """Runs `work` with some heads and all of their tokens; call it on each device's shards.
+    """Exchanges token shards for head shards, runs `work`, and exchanges the output back.
 
-    The pairs of a batch row and a head are what the devices share out (DeepSpeed-Ulysses,
-    arXiv:2309.14509, shares out the heads of each row): 12 heads of a guidance pair give each
-    of 8 devices 3 pairs, where each row by itself would need padding.
+    Call it inside `jax.shard_map` with a device's shards. The devices divide the pairs (batch
+    row, head) among themselves; DeepSpeed-Ulysses (arXiv:2309.14509) divides the heads of each
+    row. 12 heads of a guidance pair are 24 pairs, 3 per device on 8 devices, while 12 heads of
+    each row would need padding to 16.
 
     Args:
         work: `work(query, key, value, valid_text, *common)` with arrays
             `[share, num_tokens, 1, head_dim]` returns an output shaped as the query, or None,
             and a pytree of arrays with the leading axes `[share, 1]`.
-        layout: where tokens are spread.
-        num_tokens: tokens of the sequence; what the last shards hold beyond is padding.
-        query: this device's shard.
-        key: likewise.
-        value: likewise.
+        layout: mesh axes of batch rows, tokens and heads.
+        num_tokens: tokens of the sequence; the last shards may hold padding past it.
+        query: this device's token shard.
+        key: this device's token shard.
+        value: this device's token shard.
         valid_text: of each of its batch rows, or None.
-        *common: passed on.
+        *common: passed to `work`.
 
     Returns:
-        This device's shard of the output, and the whole of the rest for its batch rows and heads.
+        This device's token shard of the output, and the pytree of `work` gathered to the leading
+        axes `[rows, heads]`.
     """
     if not layout.tokens:
         return work(query, key, value, valid_text, *common)

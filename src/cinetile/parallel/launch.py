@@ -1,7 +1,7 @@
 """Starts several processes of one script on this machine: `python -m cinetile.parallel.launch`.
 
-For trying on one machine what is to run on several hosts, where a scheduler starts one process
-on each. The script joins the processes with `cinetile.parallel.joined_processes()`.
+For testing on one machine a script that will run on several hosts, where a scheduler starts one
+process per host. The script joins the processes with `cinetile.parallel.joined_processes()`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a script in several processes; returns 0 if all of them did."""
+    """Runs a script in several processes; returns 0 if all of them return 0."""
     parser = argparse.ArgumentParser(
         prog="python -m cinetile.parallel.launch",
         description="Starts several processes of one script on this machine.",
@@ -37,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def launch(command: Sequence[str], processes: int) -> int:
-    """Runs `python COMMAND...` in several processes that can join each other over loopback.
+    """Runs `python COMMAND...` in several processes with a coordinator on the loopback address.
 
-    When one fails the others have a minute to end by themselves, and are then ended.
+    When one process fails, the others get a minute to end by themselves and are then killed.
 
     Returns:
-        0 if all ended with 0, else 1.
+        0 if all processes exit with 0, else 1.
     """
     coordinator = f"127.0.0.1:{_free_port()}"
     children = [
@@ -64,25 +64,25 @@ def launch(command: Sequence[str], processes: int) -> int:
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
     deadline: float | None = None
-    told: set[int] = set()
+    reported: set[int] = set()
     while True:
         codes = [child.poll() for child in children]
         for process, code in enumerate(codes):
-            if code and process not in told:
-                told.add(process)
+            if code and process not in reported:
+                reported.add(process)
                 reason = f"signal {-code}" if code < 0 else f"exit code {code}"
-                _tell(f"process {process} of {len(children)} ended with {reason}")
+                _report(f"process {process} of {len(children)} ended with {reason}")
         if all(code is not None for code in codes):
             return int(any(codes))
-        if told and deadline is None:
+        if reported and deadline is None:
             deadline = time.monotonic() + _GRACE_SECONDS
         if deadline is not None and time.monotonic() > deadline:
-            _tell("ending the processes that are left")
+            _report("ending the processes that are left")
             return 1
         time.sleep(_POLL_SECONDS)
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(f"launch: {message}", file=sys.stderr, flush=True)
 
 
@@ -93,5 +93,5 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that launch() kills its processes
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""How the arrays of attention lie on a mesh of devices."""
+"""How query, key, value and output are sharded over a device mesh."""
 
 import dataclasses
 import math
@@ -17,13 +17,13 @@ _ARRAY_AXES = ("batch", "tokens", "heads")
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Over which axes of a mesh batch rows, tokens and heads are spread.
+    """The mesh axes over which batch rows, tokens and heads are sharded.
 
     Attributes:
         mesh: the devices.
-        batch: names of the mesh axes over which batch rows are spread; empty for none.
-        tokens: likewise for tokens.
-        heads: likewise for heads.
+        batch: mesh axes over which batch rows are sharded; empty if they are replicated.
+        tokens: mesh axes over which tokens are sharded; empty if they are replicated.
+        heads: mesh axes over which heads are sharded; empty if they are replicated.
     """
 
     mesh: Mesh
@@ -33,31 +33,31 @@ class ArrayLayout:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Of arrays `[batch, tokens, heads, head_dim]`."""
+        """Partition spec of arrays `[batch, tokens, heads, head_dim]`."""
         return PartitionSpec(self.batch or None, self.tokens or None, self.heads or None)
 
     @property
     def head_spec(self) -> PartitionSpec:
-        """Of arrays `[batch, heads, ...]`."""
+        """Partition spec of arrays `[batch, heads, ...]`."""
         return PartitionSpec(self.batch or None, self.heads or None)
 
     @property
     def is_explicit(self) -> bool:
-        """Whether arrays on the mesh move only where somebody says so."""
+        """Whether the mesh has axes of type Explicit, on which only `jax.reshard` moves arrays."""
         return AxisType.Explicit in self.mesh.axis_types
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """Devices along some axes of the mesh."""
+        """Number of devices along the given mesh axes."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
     def fitting(
         self, shape: tuple[int, ...], axes: tuple[tuple[str, ...], ...] | None = None
     ) -> PartitionSpec:
-        """Of an array of this shape; an axis that does not divide by its devices stays whole.
+        """Partition spec of an array; an axis that its devices do not divide is replicated.
 
         Args:
-            shape: leading axes `[batch, tokens, heads]`, as many as there are.
-            axes: mesh axes for each axis of the array instead of those.
+            shape: sizes of the leading axes, a prefix of `[batch, tokens, heads]`.
+            axes: mesh axes for each entry of `shape`; by default `batch`, `tokens`, `heads`.
         """
         axes = (self.batch, self.tokens, self.heads)[: len(shape)] if axes is None else axes
         fit = [
@@ -67,13 +67,14 @@ class ArrayLayout:
         return PartitionSpec(*fit)
 
     def constrained(self, array: Shaped[Array, "..."], spec: PartitionSpec) -> Shaped[Array, "..."]:
-        """The array, which the compiler is to lay out so; on meshes with automatic axes."""
+        """Constrains the array to `spec` (meshes with axes of type Auto)."""
         return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
 
     def check_batch(self, batch: int) -> None:
-        """Raises ValueError unless the batch rows divide by the devices that they are spread over.
+        """Raises ValueError unless the devices of the batch axes divide the batch size.
 
-        Unlike heads and tokens, rows are never padded: a device without rows would be idle.
+        Heads and tokens are padded where they do not divide. Batch rows are not padded, because
+        a device that holds only padding would be idle.
         """
         devices = self.size(self.batch)
         if batch % devices:
@@ -83,20 +84,20 @@ class ArrayLayout:
             )
 
     def laid_out(self, array: Shaped[Array, "..."], spec: PartitionSpec) -> Shaped[Array, "..."]:
-        """The array in a layout, where the mesh's axes are explicit and nobody else moves it."""
+        """Reshards the array to `spec` on a mesh with explicit axes; elsewhere returns it as is."""
         if not self.is_explicit:
             return array
         return jax.reshard(array, NamedSharding(self.mesh, spec))
 
 
 def automatic(layout: ArrayLayout) -> ArrayLayout:
-    """The same layout on a mesh whose axes the compiler may use as it sees fit."""
+    """The same layout on a mesh with axes of type Auto, which the compiler shards by itself."""
     mesh = Mesh(layout.mesh.devices, layout.mesh.axis_names)
     return dataclasses.replace(layout, mesh=mesh)
 
 
 def replicated(tree: Any, mesh: Mesh) -> Any:
-    """Every array of a pytree, whole on every device; all processes must have the same."""
+    """Replicates each array of a pytree on all devices; all processes must pass equal values."""
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def put(array: Any) -> Array:
@@ -116,13 +117,13 @@ def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
 
     Args:
         mesh: the devices.
-        sharding: which mesh axes the axes `[batch, tokens, heads, head_dim]` are spread over; by
-            default the mesh axes named "data", "sequence" and "heads", as far as there are such.
+        sharding: mesh axes over which `[batch, tokens, heads, head_dim]` are sharded; by default
+            the mesh axes named "data", "sequence" and "heads", as far as the mesh has them.
 
     Raises:
         TypeError: one of them has the wrong type.
         ValueError: the sharding names an axis that the mesh does not have, or one twice, or
-            spreads the features of a head; or there is none and no axis has a known name.
+            shards head_dim; or `sharding` is None and no mesh axis has a known name.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
@@ -144,8 +145,7 @@ def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
     entries = [_axes(entry) for entry in sharding]
     if any(entries[len(_ARRAY_AXES) :]):
         raise ValueError(
-            f"sharding must spread {', '.join(_ARRAY_AXES)} alone, never a head's features, "
-            f"got {sharding}"
+            f"sharding must shard only {', '.join(_ARRAY_AXES)}, not head_dim, got {sharding}"
         )
     used = [axis for entry in entries for axis in entry]
     unknown = [axis for axis in used if axis not in names]

@@ -1,6 +1,6 @@
-"""Moving tokens between devices: ranges from neighbours, a prefix to all, one order to another.
+"""Moving tokens between devices: ranges from neighbours, a prefix to all, a new order.
 
-All functions are for the inside of `jax.shard_map`; tokens lie along the second axis.
+Call all functions inside `jax.shard_map`; tokens are the second axis.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,12 @@ Axes = tuple[str, ...]
 
 
 class Ranges(NamedTuple):
-    """A range of the sequence for each device; may reach beyond the sequence's ends.
+    """A range of the sequence for each device; it may extend past the sequence's ends.
 
     Attributes:
         starts: first position.
-        stops: one past the last position that counts.
-        length: what every device makes room for, at least that many.
+        stops: one past the last position in use.
+        length: positions that each device allocates, at least `stop - start`.
     """
 
     starts: tuple[int, ...]
@@ -27,7 +27,7 @@ class Ranges(NamedTuple):
     length: int
 
     def reach(self, shard: int) -> tuple[int, int]:
-        """How many tokens before and after its own shard a device needs, at the most."""
+        """Largest number of tokens that any device needs before and after its own shard."""
         end = len(self.starts) * shard
         before = max(device * shard - max(start, 0) for device, start in enumerate(self.starts))
         after = max(min(stop, end) - (i + 1) * shard for i, stop in enumerate(self.stops))
@@ -37,15 +37,15 @@ class Ranges(NamedTuple):
 def fetch(
     array: Shaped[Array, "rows shard ..."], ranges: Ranges, axes: Axes
 ) -> Shaped[Array, "rows length ..."]:
-    """Gives every device its range of the sequence.
+    """Fetches each device's range of the sequence from its neighbours.
 
-    Neighbours send no more than the farthest reach of any device needs; what a device gets
-    beyond its range may be anything finite. Linear, so that its transpose is the way back.
+    Each device sends what the farthest-reaching device needs. Positions past a device's own range
+    hold unspecified finite values. The function is linear; `give_back` is its transpose.
 
     Args:
         array: this device's shard of the sequence; all shards have one size.
-        ranges: what each device needs.
-        axes: mesh axes along which the tokens lie.
+        ranges: the range of each device.
+        axes: mesh axes over which tokens are sharded.
     """
     shard, devices = array.shape[1], len(ranges.starts)
     before, after = ranges.reach(shard)
@@ -61,7 +61,7 @@ def fetch(
 
 
 def hops(reach: int, shard: int) -> list[tuple[int, int]]:
-    """The neighbours within reach, the farthest first, and how many tokens each sends."""
+    """Distance of each neighbour within reach, farthest first, and how many tokens it sends."""
     count = -(-reach // shard)
     return [(hop, min(shard, reach - (hop - 1) * shard)) for hop in range(count, 0, -1)]
 
@@ -69,7 +69,7 @@ def hops(reach: int, shard: int) -> list[tuple[int, int]]:
 def _from_neighbour(
     array: Shaped[Array, "rows shard ..."], hop: int, size: int, devices: int, axes: Axes
 ) -> Shaped[Array, "rows size ..."]:
-    """The nearer `size` tokens of the device `hop` places on; zeros where there is none."""
+    """The nearest `size` tokens of the device at distance `hop`; zeros if there is no device."""
     part = array[:, -size:] if hop < 0 else array[:, :size]
     pairs = [(device + hop, device) for device in range(devices) if 0 <= device + hop < devices]
     return jax.lax.ppermute(part, axes, pairs) if pairs else jnp.zeros_like(part)
@@ -78,13 +78,13 @@ def _from_neighbour(
 def give_back(
     array: Shaped[Array, "rows length ..."], ranges: Ranges, shard: int, axes: Axes
 ) -> Shaped[Array, "rows shard ..."]:
-    """The inverse of `fetch`, where every token is in the range of one device alone.
+    """Inverse of `fetch` if each token is in the range of exactly one device.
 
     Args:
-        array: what this device has.
-        ranges: where it came from.
-        shard: tokens that lie on each device afterwards.
-        axes: mesh axes along which the tokens lie.
+        array: this device's range.
+        ranges: the ranges that `fetch` used.
+        shard: tokens per device in the result.
+        axes: mesh axes over which tokens are sharded.
     """
     counts = [stop - start for start, stop in zip(ranges.starts, ranges.stops, strict=True)]
     count = jnp.asarray(counts, jnp.int32)[jax.lax.axis_index(axes)]
@@ -97,7 +97,7 @@ def give_back(
 def prefix_for_all(
     array: Shaped[Array, "rows shard ..."], count: int, axes: Axes
 ) -> Shaped[Array, "rows count ..."]:
-    """Gives every device the first `count` tokens of the sequence."""
+    """Broadcasts the first `count` tokens of the sequence to all devices."""
     shard = array.shape[1]
     position = np.arange(count) - jax.lax.axis_index(axes) * shard
     here = ((position >= 0) & (position < shard)).reshape(1, count, *(1,) * (array.ndim - 2))
@@ -112,14 +112,14 @@ def reorder(
     devices: int,
     axes: Axes,
 ) -> Shaped[Array, "rows new_shard ..."]:
-    """Moves every token to another position of the sequence, by one exchange of all with all.
+    """Permutes the tokens of the sequence by one all-to-all.
 
     Args:
-        array: this device's shard; all have one size.
+        array: this device's shard; all shards have one size.
         targets: new position of the token at each position.
-        shard: tokens that lie on each device afterwards; the last may hold fewer, then zeros.
-        devices: how many there are.
-        axes: mesh axes along which the tokens lie.
+        shard: tokens per device in the result; the last shards may end in zeros.
+        devices: number of devices.
+        axes: mesh axes over which tokens are sharded.
     """
     send, receive = reorder_tables(targets, array.shape[1], shard, devices)
     device = jax.lax.axis_index(axes)
@@ -135,10 +135,12 @@ def reorder_tables(
     Int[np.ndarray, "devices devices most"],
     Int[np.ndarray, "devices devices most"],
 ]:
-    """What each device sends each other one, and where each puts what it gets from each.
+    """Tables of the all-to-all in `reorder`.
 
     Returns:
-        Positions within the shards; places that stand for nothing hold the size of the shard.
+        `send[i, j]`: positions in device i's shard of the tokens that it sends to device j;
+        `receive[j, i]`: positions in device j's shard where it stores them. Unused entries hold
+        the shard size, which is out of bounds.
     """
     source = np.arange(targets.size, dtype=np.int64)
     start, end = source // source_shard, targets // target_shard

@@ -1,4 +1,4 @@
-"""Joining processes into one jax program, so that the end of one is not the hanging of all."""
+"""Joining processes into one JAX program: one failing process ends the others."""
 
 import contextlib
 import os
@@ -23,24 +23,24 @@ def joined_processes(
     *,
     timeout_seconds: int = 20,
 ) -> Iterator[None]:
-    """Joins this process with others by `jax.distributed`, for the time of a `with` block.
+    """Joins this process with others by `jax.distributed` for the duration of a `with` block.
 
-    Without arguments it takes what `python -m cinetile.parallel.launch` says, or else what jax
-    finds out by itself on TPU slices, under Slurm and the like. Enter it before jax starts.
+    Without arguments it uses the environment variables that `python -m cinetile.parallel.launch`
+    sets, or what JAX detects on TPU slices and under Slurm. Enter it before JAX starts.
 
-    An error within the block, as when another process has ended, is told in one line on stderr
-    and ends the process at once with exit code 1: jax's own end would wait for the others.
-    A process that waits for one that has gone is ended by jax after `timeout_seconds`.
+    An exception inside the block prints one line to stderr and ends the process at once with
+    exit code 1, because JAX's own shutdown would wait for the other processes. JAX ends a
+    process that waits for a dead one after `timeout_seconds`.
 
     Args:
-        coordinator: host and port of process 0.
-        num_processes: how many there are.
-        process_id: number of this one, from 0.
-        timeout_seconds: for how long another process may be silent.
+        coordinator: "host:port" of process 0.
+        num_processes: number of processes.
+        process_id: index of this process, from 0.
+        timeout_seconds: seconds without a heartbeat after which a process counts as dead.
 
     Raises:
         TypeError: a number is no integer.
-        ValueError: a number is out of range, or jax cannot tell the processes by itself.
+        ValueError: a number is out of range, or JAX cannot detect the processes.
     """
     timeout_seconds = _checks.integer("timeout_seconds", timeout_seconds, minimum=1)
     if coordinator is None and COORDINATOR in os.environ:

@@ -1,4 +1,4 @@
-"""What each way to spread attention over devices sends and leaves uneven, from shapes alone."""
+"""Bytes sent and load imbalance of each way to distribute attention, computed from shapes."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,18 @@ _ROUTE_BYTES = 4
 
 @dataclass(frozen=True)
 class ExchangeScheme:
-    """One way to spread a call of attention over devices.
+    """One way to distribute an attention call over devices.
 
     Attributes:
-        name: "ring": keys and values go round all devices, as dense attention needs; "heads":
-            tokens are exchanged for heads; "halo": neighbours' keys and the sink, queries moved
-            so that pairs are even; "halo, queries stay": the same without that.
-        all_to_all: bytes that a device sends so, at the most.
-        permute: bytes that it sends to neighbours.
-        all_reduce: bytes that it sends to hand out the sink.
-        all_gather: bytes that it sends to tell the routes.
-        pairs: query-key pairs that each device keeps.
+        name: "ring": keys and values pass through all devices, as dense attention needs;
+            "heads": tokens are exchanged for heads; "halo": neighbours' keys and the sink, with
+            queries moved so that each device computes equally many pairs; "halo, queries stay":
+            the same without moving queries.
+        all_to_all: largest number of bytes that a device sends by all-to-all.
+        permute: bytes that a device sends to neighbours.
+        all_reduce: bytes that a device sends to broadcast the sink.
+        all_gather: bytes that a device sends to gather the routes.
+        pairs: query-key pairs that each device computes.
     """
 
     name: str
@@ -37,12 +38,12 @@ class ExchangeScheme:
 
     @property
     def sent_bytes(self) -> int:
-        """All bytes that a device sends."""
+        """Total bytes that a device sends."""
         return self.all_to_all + self.permute + self.all_reduce + self.all_gather
 
     @property
     def imbalance(self) -> float:
-        """How much more than the average the busiest device has to do; 0 for even work."""
+        """Pairs of the busiest device relative to the mean, minus 1; 0 is perfect balance."""
         return max(self.pairs) * len(self.pairs) / sum(self.pairs) - 1
 
 
@@ -56,19 +57,19 @@ def exchange_report(
     dtype: str = "bfloat16",
     patterns: int = 2,
 ) -> tuple[ExchangeScheme, ...]:
-    """Compares the ways to spread one call over the devices along one axis of a mesh.
+    """Compares the ways to distribute one call over the devices of one mesh axis.
 
     Args:
-        mask: what all heads keep.
-        devices: over which tokens are spread, from 2.
-        heads: heads that each such group of devices holds.
-        head_dim: features of a head.
-        batch: batch rows likewise.
-        dtype: of the arrays.
-        patterns: between which heads are routed, for the head exchange.
+        mask: the mask of all heads.
+        devices: number of devices over which tokens are sharded, from 2.
+        heads: heads of each such group of devices.
+        head_dim: features per head.
+        batch: batch rows of each such group of devices.
+        dtype: dtype of the arrays.
+        patterns: number of patterns that heads are routed to (head exchange only).
 
     Returns:
-        The ring, the exchange of heads and, where the mask allows it, both kinds of halo.
+        The ring, the head exchange and, if the mask allows it, both kinds of halo.
 
     Raises:
         TypeError: an argument has the wrong type.

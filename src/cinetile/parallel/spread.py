@@ -1,4 +1,4 @@
-"""Running something on every device of a mesh with its shards of the arrays."""
+"""Running a function on each device of a mesh, with that device's shards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,24 +24,25 @@ def over_mesh(
     valid_text: Int[Array, " batch"] | None = None,
     *common: Any,
 ) -> tuple[Any, Any]:
-    """Runs `local` on every device with its shards of query, key and value.
+    """Runs `local` on each device with its shards of query, key and value.
 
-    Tokens and heads that do not divide are padded with zeros, and what these give is cut off.
+    Tokens and heads that the devices do not divide are padded with zeros. The padding is cut off
+    the output.
 
     Args:
         local: `local(query, key, value, valid_text, *common)` returns an output shaped as the
             query, or None, and a pytree of arrays with the leading axes `[batch, heads]`.
             Heads of the batch must not depend on each other.
-        layout: how the arrays lie on the mesh.
-        arrays: query, key and value, whole.
+        layout: mesh axes of batch rows, tokens and heads.
+        arrays: query, key and value, global arrays.
         valid_text: of each batch row, or None.
-        *common: further arguments, the same on all devices.
+        *common: further arguments, replicated on all devices.
 
     Returns:
-        What `local` returned, whole.
+        The global arrays of what `local` returned.
 
     Raises:
-        ValueError: the batch rows do not divide by their devices.
+        ValueError: the devices of the batch axes do not divide the batch size.
     """
     batch, tokens, heads, _ = arrays[0].shape
     layout.check_batch(batch)
@@ -53,7 +54,7 @@ def over_mesh(
     rows = PartitionSpec(layout.batch or None)
     if valid_text is not None:
         valid_text = layout.laid_out(valid_text, rows)
-    common = tuple(layout.laid_out(jnp.asarray(one), PartitionSpec()) for one in common)
+    common = tuple(layout.laid_out(jnp.asarray(array), PartitionSpec()) for array in common)
 
     output, per_head = jax.shard_map(
         local,
@@ -68,18 +69,18 @@ def over_mesh(
         ragged = {axis: size for axis, size in sizes.items() if array.shape[axis] != size}
         if not ragged:
             return array
-        whole = PartitionSpec(*(None if axis in ragged else one for axis, one in enumerate(spec)))
+        whole = PartitionSpec(*(None if axis in ragged else name for axis, name in enumerate(spec)))
         array = layout.laid_out(array, whole)
         for axis, size in ragged.items():
             array = jax.lax.slice_in_dim(array, 0, size, axis=axis)
         return array
 
-    def cut_and_tell(array: Array) -> Array:
-        # Whole on every device, so that every process can read it.
+    def cut_and_replicate(array: Array) -> Array:
+        # Replicated, so that each process can read it.
         array, spec = cut(array, layout.head_spec, {1: heads}), PartitionSpec()
         if layout.is_explicit:
             return layout.laid_out(array, spec)
         return layout.constrained(array, spec)
 
-    output = jax.tree.map(lambda one: cut(one, layout.spec, {1: tokens, 2: heads}), output)
-    return output, jax.tree.map(cut_and_tell, per_head)
+    output = jax.tree.map(lambda array: cut(array, layout.spec, {1: tokens, 2: heads}), output)
+    return output, jax.tree.map(cut_and_replicate, per_head)
