@@ -1,5 +1,6 @@
 """The architecture: imports run one way, as docs/architecture.md tells."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,43 @@ class TestImportOrder:
             "cinetile.plans",
             "cinetile.plans.plan",
         }
+
+
+class TestTree:
+    """The trees in docs/architecture.md, one path on each line."""
+
+    PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+    def paths(self, root: str) -> list[str]:
+        """The paths in the block that starts with `root/`, relative to it, without descriptions."""
+        block = re.search(rf"^```text\n{root}/\n(.*?)^```", self.PAGE, re.MULTILINE | re.DOTALL)
+        assert block is not None
+        folders: list[str] = []
+        found = []
+        for line in block[1].splitlines():
+            name = line.split()[0]
+            depth = (len(line) - len(line.lstrip())) // 2 - 1
+            folders[depth:] = [name.rstrip("/")]
+            found.append("/".join(folders))
+        return found
+
+    def test_shows_the_package_as_it_is(self) -> None:
+        modules = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py")}
+        folders = {name.removesuffix("/__init__.py") for name in modules if "/__init__" in name}
+        there = {name for name in modules if not name.endswith("__init__.py")} | folders
+        shown = self.paths("src/cinetile")
+        assert sorted(shown) == sorted(there)
+
+    def test_shows_the_native_kernel_as_it_is(self) -> None:
+        native = ROOT / "native"
+        files = [
+            file.relative_to(native) for file in native.rglob("*") if file.suffix in {".cpp", ".h"}
+        ]
+        there = {file.with_suffix("").as_posix() for file in files}
+        there |= {file.parent.as_posix() for file in files} - {"."}
+        assert sorted(self.paths("native")) == sorted(there)
+
+    def test_shows_wings_in_the_order_of_imports(self) -> None:
+        """The packages and modules at the top of the tree stand as `ORDER` says."""
+        shown = [path.removesuffix(".py") for path in self.paths("src/cinetile") if "/" not in path]
+        assert shown == [name for name in ORDER if name]
