@@ -156,7 +156,7 @@ def test_batch_must_divide() -> None:
         ({"x": 2}, "x", TypeError, "sharding must be a jax.sharding.PartitionSpec, got str"),
         ({"x": 2}, PartitionSpec("y"), ValueError, "must name axes of the mesh, x, got y"),
         ({"x": 2}, PartitionSpec("x", "x"), ValueError, "no mesh axis twice"),
-        ({"x": 2}, PartitionSpec(None, None, None, "x"), ValueError, "never a head's features"),
+        ({"x": 2}, PartitionSpec(None, None, None, "x"), ValueError, "not head_dim"),
         (None, PartitionSpec("x"), ValueError, "sharding needs a mesh"),
     ],
     ids=str,

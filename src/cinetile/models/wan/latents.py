@@ -1,4 +1,4 @@
-"""Between what an autoencoder gives and what the transformer works on: mean 0 and variance 1."""
+"""Normalizing latents channel by channel to the mean 0 and variance 1 that Wan expects."""
 
 from collections.abc import Sequence
 
@@ -30,5 +30,5 @@ def denormalize(
 
 
 def _columns(values: Sequence[float], ndim: int) -> Float[np.ndarray, "channels *ones"]:
-    """One value for each channel, to be combined with arrays whose second axis they are."""
+    """Reshapes one value per channel to broadcast along the second axis of an array."""
     return np.asarray(values, np.float32).reshape(-1, *(1,) * (ndim - 2))

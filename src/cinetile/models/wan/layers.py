@@ -1,4 +1,4 @@
-"""The few layers that every Wan model is made of; parameters are named as in diffusers."""
+"""Layers that the Wan models share; parameters have the names that diffusers uses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,24 +10,23 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cinetile.kernels.xla_cpu import pack, unpack
 
-# Of the bounds of a uniform distribution, so that random models stay in a sensible range.
+# A uniform distribution on [-b, b] has variance b^2 / 3.
 _INIT_SCALE = 3.0**0.5
 
 
 def random_weight(
     key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype
 ) -> Float[Array, "..."]:
-    """Uniform weights of variance `1 / fan_in`, the same ones in every dtype."""
+    """Uniform random weights of variance `1 / fan_in`; equal up to rounding in each dtype."""
     bound = _INIT_SCALE * fan_in**-0.5
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound).astype(dtype)
 
 
 def pack_layers(layers: Any) -> Any:
-    """Stacked parameters as `scan_layers` takes them with the least memory.
+    """Packs stacked parameters for `scan_layers` so that they need the least memory.
 
-    On CPUs, bfloat16 becomes raw bits: in loops, XLA's backend would first widen all layers to
-    float32, which for a large model is twice the memory of its weights. There is no gradient by
-    raw bits.
+    On CPUs, bfloat16 is packed as raw bits: XLA's CPU backend would otherwise widen all layers to
+    float32 before the loop, twice the memory of the weights. Raw bits have no gradient.
     """
     return jax.tree.map(pack, layers) if jax.default_backend() == "cpu" else layers
 
@@ -35,16 +34,15 @@ def pack_layers(layers: Any) -> Any:
 def scan_layers(
     run: Callable[[Any, Any, Any], tuple[Any, Any]], x: Any, layers: Any
 ) -> tuple[Any, Any]:
-    """Runs layers one after the other, with one compiled body.
+    """Runs layers in sequence with one compiled body.
 
     Args:
-        run: takes what goes in, the layer's index and its parameters; returns what comes out and
-            anything to be stacked.
-        x: what goes into the first layer.
-        layers: parameters with a leading layer axis, as they are or from `pack_layers`.
+        run: `run(x, layer_index, parameters)` returns the layer's output and a pytree to stack.
+        x: input of the first layer.
+        layers: parameters with a leading layer axis, optionally packed by `pack_layers`.
 
     Returns:
-        What comes out of the last layer, and the stacked rest.
+        The output of the last layer, and the stacked pytrees.
     """
 
     def run_layer(x: Any, index_and_layer: tuple[Array, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""A fixed linear codec of pixel patches, in the place of an autoencoder for small models."""
+"""A fixed linear codec of pixel patches, which replaces the autoencoder of small models."""
 
 import math
 import os
@@ -71,7 +71,7 @@ class LinearVideoCodecConfig:
 
 
 class LinearVideoCodec(eqx.Module):
-    """Projects every patch of every frame on a few directions, and back.
+    """Projects each patch of each frame onto a few directions, and back.
 
     A patch is flattened by row, column and color.
 
@@ -113,13 +113,13 @@ class LinearVideoCodec(eqx.Module):
     def normalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
-        """From what `encode` returns to what the transformer works on."""
+        """Normalizes the latents that `encode` returns for the transformer."""
         return normalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def denormalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
-        """From what the transformer works on to what `decode` takes."""
+        """Inverse of `normalize`, for the latents that `decode` takes."""
         return denormalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def encode(

@@ -1,4 +1,4 @@
-"""Solvers of the flow: which time steps to visit, and how to go from one to the next."""
+"""Flow-matching schedulers: the timesteps of a run and the solver's update at each of them."""
 
 import abc
 import os
@@ -16,7 +16,7 @@ from cinetile import _checks
 from cinetile.models.wan.config import parse_config, read_json
 
 _TRAIN_TIMESTEPS = 1000
-# The first noise level is never quite 1, or the solver would take a logarithm of 0.
+# The first noise level stays below 1, because the solver takes log(1 - sigma).
 _MARGIN = 1e-6
 
 
@@ -25,9 +25,9 @@ class Schedule:
     """The steps of one run, and the coefficients of the solver's update at each.
 
     Attributes:
-        timesteps: what the model is given at each step, in [0, 1000].
-        sigmas: noise levels before each step and after the last, from about 1 to 0.
-        coefficients: what the scheduler's `step` needs, one row a step.
+        timesteps: the model's timestep input at each step, in [0, 1000].
+        sigmas: noise level before each step, and 0 after the last.
+        coefficients: arguments of the scheduler's `step`, one row per step.
     """
 
     timesteps: Float[np.ndarray, " steps"]
@@ -36,25 +36,25 @@ class Schedule:
 
 
 class Scheduler(abc.ABC):
-    """A solver; its state is a pytree of arrays, so that one compiled step serves all.
+    """A solver. Its state is a pytree of arrays, so that one compiled `step` serves all steps.
 
     Attributes:
-        num_train_timesteps: time step of the noise level 1.
+        num_train_timesteps: the timestep at noise level 1.
     """
 
     num_train_timesteps: int
 
     @abc.abstractmethod
     def schedule(self, num_inference_steps: int) -> Schedule:
-        """Plans a run of so many steps."""
+        """Returns the schedule of a run of `num_inference_steps` steps."""
 
     @abc.abstractmethod
     def with_shift(self, shift: float) -> "Scheduler":
-        """The same scheduler with its noise levels moved otherwise towards 1."""
+        """The same scheduler with another shift of the noise levels towards 1."""
 
     @abc.abstractmethod
     def init(self, sample: Float[Array, "*axes"]) -> Any:
-        """The state before the first step, for samples of this shape."""
+        """The state before the first step, for samples of the shape of `sample`."""
 
     @abc.abstractmethod
     def step(
@@ -68,8 +68,8 @@ class Scheduler(abc.ABC):
 
         Args:
             coefficients: the step's row of `Schedule.coefficients`.
-            state: what the step before, or `init`, returned.
-            model_output: the flow at `sample`.
+            state: the state that the previous step, or `init`, returned.
+            model_output: the flow that the model predicts at `sample`.
             sample: noisy latents, float32.
 
         Returns:
@@ -82,8 +82,8 @@ class FlowMatchEulerDiscreteScheduler(Scheduler):
     """Euler's method on the flow.
 
     Attributes:
-        shift: how far the noise levels are moved towards 1.
-        num_train_timesteps: time step of the noise level 1.
+        shift: shift s of the noise levels towards 1, `s x / (1 + (s - 1) x)`.
+        num_train_timesteps: the timestep at noise level 1.
 
     Raises:
         ValueError: a value is out of range.
@@ -99,7 +99,7 @@ class FlowMatchEulerDiscreteScheduler(Scheduler):
         _checks.integer("num_train_timesteps", self.num_train_timesteps, minimum=1)
 
     def schedule(self, num_inference_steps: int) -> Schedule:
-        """See `Scheduler`. The shift is applied to the last level and again to all, as upstream."""
+        """See `Scheduler`. As upstream, the last level is shifted twice and the others once."""
         steps = _checks.integer("num_inference_steps", num_inference_steps, minimum=1)
         train = self.num_train_timesteps
         lowest = np.float32(_shift(np.float32(1 / train), self.shift))
@@ -134,7 +134,7 @@ def _euler_step(coefficients: Array, model_output: Array, sample: Array) -> Arra
 
 
 class _History(eqx.Module):
-    """What UniPC remembers: predictions of the clean sample, newest first, and a sample."""
+    """State of UniPC: predictions of the clean sample, newest first, and the last sample."""
 
     predictions: Float[Array, "order *axes"]
     last_sample: Float[Array, "*axes"]
@@ -142,14 +142,14 @@ class _History(eqx.Module):
 
 @dataclass(frozen=True)
 class UniPCMultistepScheduler(Scheduler):
-    """UniPC, a predictor-corrector of several steps, on the flow.
+    """UniPC, a multistep predictor-corrector, on the flow.
 
     Attributes:
-        flow_shift: how far the noise levels are moved towards 1; 3 for 480p, 5 for 720p.
-        solver_order: steps that the predictor looks back, itself included.
+        flow_shift: shift of the noise levels towards 1; 3 for 480p, 5 for 720p.
+        solver_order: order of the solver: number of predictions that a step uses, 1 to 3.
         solver_type: "bh2" or "bh1", the paper's B(h).
-        num_train_timesteps: time step of the noise level 1.
-        disable_corrector: steps after which the corrector is not used.
+        num_train_timesteps: the timestep at noise level 1.
+        disable_corrector: steps after which the corrector is skipped.
 
     Raises:
         ValueError: a value is out of range.
@@ -174,7 +174,7 @@ class UniPCMultistepScheduler(Scheduler):
         _checks.integer("num_train_timesteps", self.num_train_timesteps, minimum=1)
 
     def schedule(self, num_inference_steps: int) -> Schedule:
-        """See `Scheduler`. Time steps are whole numbers."""
+        """See `Scheduler`. Timesteps are integers."""
         steps = _checks.integer("num_inference_steps", num_inference_steps, minimum=1)
         train = self.num_train_timesteps
         sigmas = _shift(np.linspace(1, 1 / train, steps + 1)[:-1], self.flow_shift)
@@ -182,7 +182,7 @@ class UniPCMultistepScheduler(Scheduler):
             sigmas[0] -= _MARGIN
         timesteps = np.trunc(sigmas * train).astype(np.float32)
         levels = np.append(sigmas, 0).astype(np.float32)
-        # The first steps have too little to look back on, the last ones would overshoot.
+        # The first steps have few earlier predictions; the last steps lower the order as upstream.
         orders = [min(self.solver_order, step + 1, steps - step) for step in range(steps)]
         sigmas = levels.astype(np.float64)
         with np.errstate(divide="ignore"):  # the last level is 0
@@ -197,7 +197,7 @@ class UniPCMultistepScheduler(Scheduler):
         step: int,
         orders: list[int],
     ) -> Float[np.ndarray, " terms"]:
-        """What `step` takes apart: noise level, corrector (used?, weights), predictor (weights)."""
+        """The row that `step` splits: sigma, whether to correct, corrector and predictor weights."""
         used, corrector = 0.0, np.zeros(self.solver_order + 2)
         if step > 0 and step - 1 not in self.disable_corrector:
             used, before = 1.0, step - 1
@@ -214,10 +214,17 @@ class UniPCMultistepScheduler(Scheduler):
         *,
         corrects: bool,
     ) -> Float[np.ndarray, " terms"]:
-        """Weights of the sample, of the predictions (newest first), and of the one at the end.
+        """Weights of the sample, of the predictions (newest first), and of the end's prediction.
 
-        They take a sample from the noise level before a step to the one after it. Only the
-        corrector knows the prediction at the end.
+        Write alpha = 1 - sigma, lambda = log(alpha / sigma), and h for the step's increase of
+        lambda. With predictions D_0 at the start of the step, D_m at m steps before it, and
+        r_m = (lambda_m - lambda_0) / h, the update is (UniPC, data prediction)
+
+            x_end = (sigma_end / sigma) x - alpha_end (exp(-h) - 1) D_0
+                    - alpha_end B(h) sum_m (a_m / r_m) (D_m - D_0)
+
+        with B(h) = exp(-h) - 1 for "bh2" and -h for "bh1". The corrector has one more term, the
+        prediction at the end of the step, with r = 1. `decay` is -h and `growth` exp(-h) - 1.
         """
         sigma_from, sigma_to = sigmas[step], sigmas[step + 1]
         decay = half_log_snr[step] - half_log_snr[step + 1]
@@ -230,7 +237,7 @@ class UniPCMultistepScheduler(Scheduler):
         weights[0] = sigma_to / sigma_from
         weights[1] = -(1 - sigma_to) * growth
         scale = growth if self.solver_type == "bh2" else decay
-        # Differences of predictions, each over its distance: to older ones, and to the end.
+        # Each difference D_m - D_0 adds to the weight of D_m and subtracts from that of D_0.
         entries = [*range(2, order + 1), self.solver_order + 1]
         for entry, share, ratio in zip(entries, shares, [*ratios, 1.0], strict=False):
             weight = (1 - sigma_to) * scale * share / ratio
@@ -241,7 +248,13 @@ class UniPCMultistepScheduler(Scheduler):
     def _shares(
         self, decay: float, ratios: Float[np.ndarray, " order"], corrects: bool
     ) -> Float[np.ndarray, " shares"]:
-        """How much each difference counts, so that the update is exact up to the order."""
+        """The a_m of the update in `_weights`.
+
+        They solve sum_m r_m^(k - 1) a_m = k! z phi_(k + 1)(z) / B(h) for k = 1 .. number of terms,
+        with z = -h, phi_1(z) = (exp(z) - 1) / z and phi_(k + 1)(z) = (phi_k(z) - 1 / k!) / z. As in
+        the published code, a single difference gets 1/2 for the predictor of order 2 and the
+        corrector of order 1.
+        """
         order = ratios.size
         if corrects and order == 1:
             return np.array([0.5])
@@ -351,7 +364,7 @@ _FIXED: dict[str, dict[str, object]] = {
         "shift_terminal": None,
     },
 }
-# Where a field that is absent means something that is not implemented.
+# If these fields are absent, their default means something that is not implemented.
 _REQUIRED = {"UniPCMultistepScheduler": ("prediction_type", "use_flow_sigmas")}
 
 

@@ -1,4 +1,4 @@
-"""How the transformer's weights lie on a mesh: all rules in one place."""
+"""How the transformer's weights are sharded over a mesh: all rules in one place."""
 
 import re
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from cinetile.parallel.layout import ArrayLayout
 WeightSharding = Literal["fsdp", "tensor"]
 WEIGHT_SHARDINGS: tuple[str, ...] = ("fsdp", "tensor")
 
-# What the last axes of a parameter are spread over: "heads", or "rest", all other axes of the
-# mesh. Projections into heads and into the feed-forward's hidden channels are cut by their
-# outputs, those out of them by their inputs, so that nothing is exchanged between the two.
+# Mesh axes of a parameter's last axes: "heads", or "rest" for all other mesh axes. Projections into
+# heads and into the feed-forward's hidden channels are sharded by output features, projections
+# out of them by input features, so that no exchange is needed between the two.
 _RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"\.(to_q|to_k|to_v|up)\.weight$", ("heads", "rest")),
     (r"\.(to_q|to_k|to_v|up)\.bias$", ("heads",)),
@@ -29,14 +29,14 @@ _RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 def weight_spec(
     name: str, shape: tuple[int, ...], layout: ArrayLayout, weights: WeightSharding = "fsdp"
 ) -> PartitionSpec:
-    """Which mesh axes a parameter is spread over.
+    """Partition spec of a parameter.
 
     Args:
-        name: path of the parameter in the transformer, with dots.
-        shape: its shape; layers, if any, come first.
-        layout: how the arrays of attention lie on the mesh.
-        weights: "tensor" spreads over the axis of the heads alone; "fsdp" also over all other
-            axes, and a layer's weights are gathered when it runs.
+        name: dotted path of the parameter in the transformer.
+        shape: shape of the parameter; a layer axis, if any, comes first.
+        layout: mesh axes of attention's batch rows, tokens and heads.
+        weights: sharding of the weights. "tensor" shards over the axis of the heads only; "fsdp"
+            also shards over all other axes and gathers a layer's weights when it runs.
     """
     axes = {"heads": layout.heads, "rest": layout.batch + layout.tokens, None: ()}
     if _checks.choice("weights", weights, WEIGHT_SHARDINGS) == "tensor":
@@ -49,14 +49,14 @@ def weight_spec(
 def place_weights(
     layout: ArrayLayout, weights: WeightSharding = "fsdp"
 ) -> Callable[[str, Array | np.ndarray], Array]:
-    """A function of a parameter's name and value that puts each device's part on it alone."""
+    """Returns `put(name, value)`, which shards a parameter so that each device holds its part."""
 
     def put(name: str, value: Array | np.ndarray) -> Array:
         spec = weight_spec(name, value.shape, layout, weights)
         sharding = NamedSharding(layout.mesh, spec)
         if isinstance(value, jax.Array):
             return jax.device_put(value, sharding)
-        # Every process has read the whole tensor; each device takes its part.
+        # Each process has read the whole tensor; each device takes its part.
         return jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
 
     return put

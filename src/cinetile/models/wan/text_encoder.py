@@ -1,4 +1,4 @@
-"""The UMT5 encoder that Wan reads prompts with."""
+"""UMT5, Wan's text encoder."""
 
 import math
 import os
@@ -273,17 +273,17 @@ class UMT5EncoderModel(eqx.Module):
 def distance_buckets(
     num_tokens: int, num_buckets: int, max_distance: int
 ) -> Int[np.ndarray, "tokens tokens"]:
-    """The class of the distance from each query (row) to each key (column).
+    """The relative-position bucket of each query (row) and key (column).
 
-    Half of the classes are for keys after the query. In each half, short distances have a class
-    each and longer ones share logarithmically growing ones, up to `max_distance`.
+    Half of the buckets are for keys after the query. In each half, short distances have a bucket
+    each; longer distances share buckets that grow logarithmically, up to `max_distance`.
     """
     positions = np.arange(num_tokens)
     distance = positions[np.newaxis] - positions[:, np.newaxis]
     half = num_buckets // 2
     exact = half // 2
     absolute = np.abs(distance)
-    # In float32, as it is computed where the model comes from: classes change at whole numbers.
+    # In float32 as upstream: rounding decides the bucket where the ratio is near an integer.
     ratio = np.log(np.maximum(absolute, 1).astype(np.float32) / np.float32(exact))
     growth = ratio / np.float32(math.log(max_distance / exact)) * np.float32(half - exact)
     coarse = np.minimum(exact + growth.astype(np.int32), half - 1)

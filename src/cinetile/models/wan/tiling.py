@@ -1,4 +1,4 @@
-"""Running an autoencoder on overlapping tiles of the picture, so that large ones fit in memory."""
+"""Running an autoencoder on overlapping spatial tiles, so that large frames fit in memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -16,10 +16,10 @@ class Tiling:
     """Sizes of tiles, in pixels of the video; defaults are diffusers'.
 
     Attributes:
-        height: of a tile.
-        width: of a tile.
-        stride_height: from one tile to the next; the rest of the tile overlaps and is blended.
-        stride_width: likewise.
+        height: height of a tile.
+        width: width of a tile.
+        stride_height: rows from one tile to the next; tiles overlap by the rest and are blended.
+        stride_width: columns from one tile to the next.
 
     Raises:
         ValueError: a stride is larger than its tile, or a size is below 1.
@@ -43,7 +43,7 @@ class Tiling:
             )
 
     def divided(self, factor: int) -> "Tiling":
-        """The same tiles in units of so many pixels.
+        """The same tiles in units of `factor` pixels.
 
         Raises:
             ValueError: a stride is below one unit.
@@ -51,7 +51,7 @@ class Tiling:
         return Tiling(*(getattr(self, field.name) // factor for field in fields(self)))
 
     def tiles(self, height: int, width: int) -> Iterator[list[tuple[slice, slice]]]:
-        """Rows of tiles, each tile as its slices of height and width; the last ones are smaller."""
+        """Yields rows of tiles, each as slices of height and width; the last may be smaller."""
         for top in range(0, height, self.stride_height):
             yield [
                 (
@@ -72,11 +72,11 @@ def run_tiled(
     """Runs a function on every tile and blends the results linearly where tiles overlap.
 
     Args:
-        run: the result of a tile, given its slices of the source's height and width.
-        source: tiles in units of what goes in.
-        target: the same tiles in units of what comes out.
-        source_size: height and width of what goes in.
-        out: what is written.
+        run: returns the result of a tile, given the source's slices of height and width.
+        source: tiles in units of the source.
+        target: the same tiles in units of the result.
+        source_size: height and width of the source.
+        out: the result, written in place.
     """
     above: list[Video] = []
     top = 0

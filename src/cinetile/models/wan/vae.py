@@ -108,7 +108,7 @@ class AutoencoderKLWanConfig:
 
 
 class AutoencoderKLWan(eqx.Module):
-    """Encodes and decodes videos in float32, one latent frame after the other.
+    """Encodes and decodes videos in float32, one latent frame at a time.
 
     Built with random weights; `load` reads trained ones.
 
@@ -177,13 +177,13 @@ class AutoencoderKLWan(eqx.Module):
     def normalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
-        """From what `encode` returns to what the transformer works on."""
+        """Normalizes the latents that `encode` returns for the transformer."""
         return normalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def denormalize(
         self, latents: Float[AnyArray, "batch channels *sizes"]
     ) -> Float[Array, "batch channels *sizes"]:
-        """From what the transformer works on to what `decode` takes."""
+        """Inverse of `normalize`, for the latents that `decode` takes."""
         return denormalize(latents, self.config.latents_mean, self.config.latents_std)
 
     def encode(
@@ -198,7 +198,7 @@ class AutoencoderKLWan(eqx.Module):
         Args:
             video: pixels in [-1, 1]; 4k + 1 frames, height and width in multiples of 8.
             tiling: tiles to encode one after the other; None for the whole picture at once.
-            progress: called with the chunks done and all chunks.
+            progress: called as `progress(chunks_done, chunks_total)`.
 
         Returns:
             The mean of the latents, not normalized.
@@ -230,7 +230,7 @@ class AutoencoderKLWan(eqx.Module):
         Args:
             latents: not normalized, as `encode` returns them.
             tiling: tiles to decode one after the other; None for the whole picture at once.
-            progress: called with the chunks done and all chunks.
+            progress: called as `progress(chunks_done, chunks_total)`.
 
         Returns:
             Pixels in [-1, 1]; `4 * (latent_frames - 1) + 1` frames, sizes times 8.
@@ -258,7 +258,7 @@ class AutoencoderKLWan(eqx.Module):
         out_shape: tuple[int, ...],
         progress: Progress | None,
     ) -> np.ndarray:
-        """Runs every tile's chunks; `units` are pixels of a step in the source and the result."""
+        """Runs the chunks of each tile; `units` are the pixels per element of source and result."""
         height, width = source.shape[3:]
         source_tiling = Tiling(height, width, height, width)
         target_tiling = Tiling(*out_shape[2:4], *out_shape[2:4])
@@ -290,7 +290,7 @@ class AutoencoderKLWan(eqx.Module):
 def encode_chunk(
     inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
-    """Encodes one chunk of frames: the first one, or the four after what `kept` came from."""
+    """Encodes one chunk of frames: the first frame, or the next four after those in `kept`."""
     vae, x = inputs
     stream = Stream(kept)
     moments = vae.quant_conv(vae.encoder(x, stream), stream)
@@ -301,7 +301,7 @@ def encode_chunk(
 def decode_chunk(
     inputs: tuple[AutoencoderKLWan, Array], kept: list[Array] | None
 ) -> tuple[Array, list[Array]]:
-    """Decodes one latent frame: the first one, or the one after what `kept` came from."""
+    """Decodes one latent frame: the first, or the next after those in `kept`."""
     vae, x = inputs
     stream = Stream(kept)
     return vae.decoder(vae.post_quant_conv(x, stream), stream), stream.left
