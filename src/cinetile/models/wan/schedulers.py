@@ -197,7 +197,7 @@ class UniPCMultistepScheduler(Scheduler):
         step: int,
         orders: list[int],
     ) -> Float[np.ndarray, " terms"]:
-        """The row that `step` splits: sigma, whether to correct, corrector and predictor weights."""
+        """The row that `step` splits: sigma, corrector switch, corrector and predictor weights."""
         used, corrector = 0.0, np.zeros(self.solver_order + 2)
         if step > 0 and step - 1 not in self.disable_corrector:
             used, before = 1.0, step - 1

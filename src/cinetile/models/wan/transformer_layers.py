@@ -199,7 +199,7 @@ class ConditionEmbedder(eqx.Module):
 
 
 class PatchEmbedding(eqx.Module):
-    """A convolution whose stride is its kernel size: it turns each patch of latents into a token."""
+    """A convolution with stride equal to its kernel size: one token per patch of latents."""
 
     weight: Float[Array, "dim channels frames height width"]
     bias: Float[Array, " dim"]
