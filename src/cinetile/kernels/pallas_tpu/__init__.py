@@ -1,9 +1,9 @@
 """The TPU kernel.
 
-- config.py: how a tile is cut; tables.py: what the kernel is told of a plan.
+- config.py: chunks, groups and spans of a tile; tables.py: a plan as tables for the kernel.
 - guard.py: when the softmax needs no running maximum.
-- routing.py: which head and tile a grid step has; kernel.py: what it computes; call.py: its runs.
-- placement.py: token orders; implementation.py: all of it behind `ct.attention`.
+- routing.py: head and tile of each grid step; kernel.py: the kernel; call.py: running it.
+- placement.py: token orders; implementation.py: the implementation behind `ct.attention`.
 """
 
 from cinetile.kernels.pallas_tpu.implementation import PallasTpuImplementation, PallasTpuTwoKernels

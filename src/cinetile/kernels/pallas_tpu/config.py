@@ -1,4 +1,4 @@
-"""Static choices of the TPU kernel: how a tile is cut into what the chip works on."""
+"""Static configuration of the TPU kernel: how a tile is divided into units of work."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,19 +22,19 @@ SMEM_LIMIT_BYTES = 768 << 10
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How the kernel cuts tiles; scores of a chunk pair are one product `[kv_chunk, q_chunk]`.
+    """How the kernel divides tiles; the scores of a chunk pair are a product `[kv_chunk, q_chunk]`.
 
     Attributes:
-        block_q: queries of a tile.
-        block_kv: keys of a tile.
-        q_chunk: queries of one product; 256 fill the matrix unit.
-        kv_chunk: keys of one product.
-        kv_span: keys of a unit. A tile is walked span by span.
-        group: queries of a unit of a masked tile; each unit has its own mask kind.
-        full_group: queries of a unit of a full tile; more of them keep the units busier and
-            take longer to compile.
-        softmax: "fixed" (a bound of each row is known in advance) or "online".
-        part: which tiles the kernel has a body for; the others are left to another kernel.
+        block_q: queries per tile.
+        block_kv: keys per tile.
+        q_chunk: queries per product; 256 fill the matrix unit.
+        kv_chunk: keys per product.
+        kv_span: keys per unit; the kernel loops over the spans of a tile.
+        group: queries per unit of a masked tile; each unit has its own mask kind.
+        full_group: queries per unit of a full tile; more queries increase utilisation and
+            compile time.
+        softmax: "fixed" (each row has a known bound, see `guard`) or "online".
+        part: the tiles that the kernel computes; another kernel computes the others.
     """
 
     block_q: int
@@ -51,9 +51,9 @@ class KernelConfig:
     def for_blocks(
         cls, block_q: int, block_kv: int, softmax: Softmax = "fixed", part: Part = "all"
     ) -> "KernelConfig":
-        """Chunks, groups and spans that suit a tile.
+        """Chunks, groups and spans for the given block sizes.
 
-        Sizes that are no multiple of 128 become one chunk; only interpret mode takes them.
+        A size that is not a multiple of 128 becomes one chunk; only interpret mode accepts it.
         """
         q_chunk = _chunk(block_q)
         kv_chunk = _chunk(block_kv)
@@ -81,11 +81,11 @@ class KernelConfig:
 
     @property
     def accumulator_rows(self) -> int:
-        """Partial results of a query that are kept apart until its last tile."""
+        """Partial sums per query that are added up at its last tile."""
         return SUBLANES if self.kv_chunk % SUBLANES == 0 else 1
 
     def vmem_bytes(self, head_dim: int, itemsize: int) -> int:
-        """What blocks (held twice), state and scores in flight take on the chip."""
+        """Estimated bytes of vector memory: double-buffered blocks, state and scores in flight."""
         value_rows = head_dim + SUBLANES
         blocks = 2 * self.block_q * head_dim + self.block_kv * (head_dim + value_rows)
         per_query = 2 * 4 * (SUBLANES + SUBLANES + SUBLANES)  # bound, edges and log-sum-exp

@@ -1,11 +1,11 @@
-"""The row bound that spares a softmax its running maximum, and when that is safe.
+"""The row bound that replaces the softmax's running maximum, and when it is safe.
 
 With scores in base 2, `B = |q| * max|k|` bounds every score of a row from both sides
 (Cauchy-Schwarz), so the weights `2 ** (s - B + RECENTRE)` lie in `[2 ** (RECENTRE - 2 B),
-2 ** RECENTRE]`. While `B <= MAX_BOUND` the smallest is a normal number: no kept weight underflows,
-each has the relative error of its exponent and its rounding as in an online softmax, and the
-quotient of the sums is the same softmax. While values stay below `MAX_VALUE` no sum over up to
-`2 ** 20` keys can overflow. Heads for which either does not hold run the online kernel.
+2 ** RECENTRE]`. If `B <= MAX_BOUND`, the smallest weight is a normal number: no kept weight
+underflows, each has the relative error that it has in an online softmax, and the quotient of the
+sums is the same softmax. If values are at most `MAX_VALUE`, no sum over up to `2 ** 20` keys
+overflows. Heads that violate either condition run the online kernel.
 """
 
 import jax.numpy as jnp
@@ -22,14 +22,14 @@ MAX_KEYS = 1 << 20
 def row_bounds(
     query: Float[Array, "heads tokens head_dim"], key: Float[Array, "heads tokens head_dim"]
 ) -> Float[Array, "heads tokens"]:
-    """`|q| * max|k|` of each row, float32; queries are scaled to base-2 scores already."""
+    """`|q| * max|k|` of each row, float32; the queries are already scaled to base-2 scores."""
     return _norms(query) * _norms(key).max(axis=1, keepdims=True)
 
 
 def is_safe(
     bounds: Float[Array, "heads tokens"], value: Float[Array, "heads tokens head_dim"]
 ) -> Bool[Array, " heads"]:
-    """Which heads may run with the fixed bound; False where anything is not finite."""
+    """Which heads may use the fixed bound; False if an input is not finite."""
     largest = jnp.abs(value.astype(jnp.float32)).max(axis=(1, 2))
     few_keys = value.shape[1] <= MAX_KEYS
     return (bounds.max(axis=1) <= MAX_BOUND) & (largest <= MAX_VALUE) & few_keys

@@ -17,11 +17,11 @@ def move_heads(
     orders: Sequence[TokenOrder],
     grid: TokenGrid,
 ) -> Shaped[Array, "heads tokens ..."]:
-    """Moves each head's tokens; heads whose order is the user's are copied at most.
+    """Moves each head's tokens to the order of its route.
 
     Args:
         move: `place` or `restore`.
-        array: tokens of all heads.
+        array: tokens of each head.
         routes: index into `orders` of each head; may be traced.
         orders: the order of each route.
         grid: the tokens.
@@ -35,8 +35,8 @@ def move_heads(
 
     branches = [move_to(order) for order in distinct]
     branch_of = np.array([distinct.index(order) for order in orders], np.int32)
-    # One head after the other, so that each head runs its own branch alone.
+    # A loop over heads, so that each head runs only its own branch.
     return jax.lax.map(
-        lambda one: jax.lax.switch(one[0], branches, one[1]),
+        lambda head: jax.lax.switch(head[0], branches, head[1]),
         (jnp.asarray(branch_of)[routes], array),
     )

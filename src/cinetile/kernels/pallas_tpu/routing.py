@@ -1,4 +1,4 @@
-"""From routes to grid steps: which head and which tile word each step of the flat grid has."""
+"""From routes to grid steps: the head and the tile word of each step of the flat grid."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from cinetile.kernels.pallas_tpu.tables import StepTables
 
 
 class HeadOrder(NamedTuple):
-    """The heads that one kernel runs, in the order in which it runs them; may be traced.
+    """The heads that one kernel runs, in execution order; may be traced.
 
     Attributes:
-        heads: all heads, those to run first.
-        plans: the plan of each.
-        num_active: how many are to run.
+        heads: all heads, those that run first.
+        plans: plan of each head.
+        num_active: number of heads that run.
     """
 
     heads: Int[Array, " heads"]
@@ -26,13 +26,13 @@ class HeadOrder(NamedTuple):
 class StepTable(NamedTuple):
     """Decodes a grid step into a head and the index of its tile word.
 
-    Heads have different numbers of steps, so steps are cut into granules so short that each
-    meets at most one boundary between heads: one look-up and one comparison find the head.
+    Heads have different numbers of steps. Steps are divided into granules short enough that each
+    contains at most one boundary between heads; a lookup and a comparison then give the head.
 
     Attributes:
         lookup: position in the head order at the start of each granule.
-        first_step: first step of each position, and the end.
-        shift: what to add to a step to get the index of its word.
+        first_step: first step of each position, then the number of steps.
+        shift: offset from a step to the index of its word.
         head: head at each position.
         plan: plan of each position.
     """
@@ -49,7 +49,7 @@ class StepTable(NamedTuple):
 
 
 def order_heads(plans: Int[Array, " heads"], active: Bool[Array, " heads"]) -> HeadOrder:
-    """Moves the active heads to the front, and leaves their order alone otherwise."""
+    """Moves the active heads to the front; the order is stable."""
     heads = jnp.argsort(~active, stable=True).astype(jnp.int32)
     return HeadOrder(heads, plans[heads], active.sum(dtype=jnp.int32))
 
@@ -60,7 +60,7 @@ def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]
     Args:
         order: the heads to run; their plans count in `tables`.
         tables: words of all plans.
-        index: which range.
+        index: index of the range.
     """
     heads = order.heads.size
     bits = tables.granule_bits()

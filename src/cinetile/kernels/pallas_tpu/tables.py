@@ -1,4 +1,4 @@
-"""What the kernel is told of a tile plan: tile words, row edges, and their extremes."""
+"""A tile plan as tables for the kernel: tile words, row edges, and their extremes."""
 
 import functools
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ EDGES = 3  # of a query: prefix, low, high
 
 @dataclass(frozen=True, eq=False)
 class StepTables:
-    """Tables of several plans on one tile geometry, cut into ranges of query tiles.
+    """Tables of several plans with equal block sizes, divided into ranges of query tiles.
 
-    One range is one run of the kernel; there is more than one only where the words of a long
-    sequence would not fit into scalar memory.
+    One range is one run of the kernel. There are several only if the words of a long sequence
+    exceed the scalar memory.
 
     Attributes:
-        words: tile words of all plans, one plan after the other, padded. Query tiles count from
-            the start of the range.
-        extremes: `EXTREMES` of each unit of the range's query tiles, for each plan.
-        starts: where each plan's words start in `words`.
-        lengths: how many words each plan has there.
+        words: tile words of all plans, concatenated and padded. Query tiles count from the
+            start of the range.
+        extremes: `EXTREMES` of each unit of the range's query tiles, per plan.
+        starts: start of each plan's words in `words`.
+        lengths: number of words of each plan.
         first_row: first query tile of each range.
         edges: the three edges of each query in each plan.
     """
@@ -49,15 +49,15 @@ class StepTables:
     edges: Int[np.ndarray, "plans 3 padded_queries"]
 
     def granule_bits(self) -> int:
-        """Bits of a run of steps so short that it meets one boundary between heads at most."""
+        """log2 of a granule: steps that contain at most one boundary between heads."""
         return int(self.lengths.min()).bit_length() - 1
 
     def granules(self, heads: int) -> int:
-        """Runs of `2 ** granule_bits` steps that cover all steps of `heads` heads."""
+        """Number of granules that cover all steps of `heads` heads."""
         return (heads * int(self.lengths.max()) >> self.granule_bits()) + 1
 
     def smem_bytes(self, heads: int) -> int:
-        """Scalar memory that the prefetched tables of one range take."""
+        """Bytes of scalar memory of the prefetched tables of one range."""
         per_head = 4 * heads + 2
         table = self.words.shape[1] + self.extremes[0].size + self.granules(heads) + per_head
         return 4 * table
@@ -66,7 +66,7 @@ class StepTables:
 def step_tables(
     plans: Sequence[TilePlan], config: KernelConfig, heads: int, *, limit: int = SMEM_LIMIT_BYTES
 ) -> StepTables:
-    """Tables of plans with the tile sizes of `config`, in as few ranges as scalar memory allows."""
+    """Tables of plans with the block sizes of `config`, in as few ranges as fit scalar memory."""
     rows = plans[0].geometry.num_q_tiles
     edges = [_padded_edges(plan) for plan in plans]
     extremes = [_unit_extremes(edge, plan, config) for edge, plan in zip(edges, plans, strict=True)]
@@ -125,7 +125,7 @@ def _unit_extremes(
 
 
 def _row_words(plan: TilePlan, config: KernelConfig) -> list[Int[np.ndarray, " tiles"]]:
-    """Words of each query tile; one without tiles of the part gets a word that only writes."""
+    """Words of each query tile; a query tile without tiles gets one word that only writes."""
     last_unit = (plan.geometry.num_q_tiles - 1) * plan.block_q + (config.groups - 1) * config.group
     has_empty_units = last_unit >= plan.mask.num_tokens
     words = []
@@ -167,7 +167,7 @@ def _cut(
         [np.concatenate(plan[first:stop]) - (first << (FLAG_BITS + INDEX_BITS)) for plan in words]
         for first, stop in zip(first_row, stops, strict=True)
     ]
-    lengths = np.array([[plan.size for plan in one] for one in words_of])
+    lengths = np.array([[plan.size for plan in range_words] for range_words in words_of])
     padded_words = np.zeros((ranges, lengths.sum(axis=1).max()), np.int32)
     padded_extremes = np.zeros((ranges, len(words), most_rows * units), np.int32)
     for index, (first, stop) in enumerate(zip(first_row, stops, strict=True)):

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation and static estimates for a TPU that is not there."""
+"""Ahead-of-time compilation for TPUs and static time estimates; no TPU is needed."""
 
 from cinetile.lab.tpu.aot import (
     TpuCompileError,

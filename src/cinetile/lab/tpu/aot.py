@@ -1,8 +1,8 @@
-"""Compiling for a TPU that is not there, in a process of its own.
+"""Compiling for a TPU without one, in a child process.
 
-The TPU compiler reads its settings from the environment once and for all, and only one process
-may load it at a time; so every compilation is a fresh child, and the caller's process is not
-touched.
+The TPU compiler reads its settings from the environment once per process, and only one process
+at a time may load it. Each compilation therefore runs in a new child process and leaves the
+caller's process unchanged.
 """
 
 import importlib.util
@@ -38,11 +38,11 @@ _ENVIRONMENT = {
 
 
 class TpuCompileError(RuntimeError):
-    """The TPU compiler refused the kernel."""
+    """The TPU compiler rejected the kernel."""
 
 
 class VmemOverflowError(TpuCompileError):
-    """The kernel needs more vector memory than it may take."""
+    """The kernel needs more vector memory than the limit."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class KernelJob:
 
     Attributes:
         target: name in `TARGETS`.
-        config: how the kernel cuts tiles.
-        plan: a plan of that tile geometry.
+        config: chunks, groups and spans of the kernel.
+        plan: a plan with the same block sizes.
         heads: attention heads.
         head_dim: 64, 128 or 256.
         dtype: "bfloat16" or "float32".
@@ -72,11 +72,11 @@ class CallJob:
 
     Attributes:
         target: name in `TARGETS`.
-        plans: the plans that heads can be routed to.
+        plans: plans that heads can be routed to.
         heads: attention heads.
-        head_dim: features of a head.
+        head_dim: features per head.
         dtype: "bfloat16" or "float32".
-        two_kernels: whether full and masked tiles have a kernel each.
+        two_kernels: whether full and masked tiles run in separate kernels.
     """
 
     target: str
@@ -89,16 +89,16 @@ class CallJob:
 
 @dataclass(frozen=True)
 class SplashJob:
-    """jax's stock splash attention to compile, dense, its tokens padded to whole tiles.
+    """JAX's stock splash attention to compile, dense, with tokens padded to whole tiles.
 
     Attributes:
         target: name in `TARGETS`.
         num_tokens: tokens of the sequence.
-        block_q: queries of a tile.
-        block_kv: keys of a tile.
-        kv_chunk: keys that it computes at a time.
+        block_q: queries per tile.
+        block_kv: keys per tile.
+        kv_chunk: keys per inner step (`block_kv_compute`).
         heads: attention heads.
-        head_dim: features of a head.
+        head_dim: features per head.
     """
 
     target: str
@@ -116,13 +116,13 @@ class LayerJob:
 
     Attributes:
         target: name in `TARGETS`.
-        topology: chips of the slice, as in "2x4".
+        topology: shape of the slice, for example "2x4".
         axes: names and sizes of the mesh's axes, "data", "sequence" and "heads".
         grid: the tokens.
-        policy: of the layer; its second step and layer are compiled.
+        policy: policy of the layer; step 1 and layer 1 are compiled.
         batch: batch rows.
         heads: attention heads.
-        head_dim: features of a head.
+        head_dim: features per head.
         dtype: "bfloat16" or "float32".
     """
 
@@ -139,12 +139,12 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel that was compiled.
+    """A compiled kernel.
 
     Attributes:
-        dump: what the compiler made of it.
-        seconds: wall time of its compilation.
-        cpu_seconds: processor time of its compilation.
+        dump: the instructions that the compiler emitted.
+        seconds: wall time of the compilation.
+        cpu_seconds: processor time of the compilation.
     """
 
     dump: KernelDump
@@ -154,11 +154,11 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class CompiledCall:
-    """A whole call that was compiled.
+    """A compiled whole call.
 
     Attributes:
-        seconds: wall time of its compilation.
-        temporary_bytes: main memory that it takes beside its arguments and results.
+        seconds: wall time of the compilation.
+        temporary_bytes: HBM of temporaries, besides arguments and results.
     """
 
     seconds: float
@@ -167,12 +167,12 @@ class CompiledCall:
 
 @dataclass(frozen=True)
 class CompiledLayer:
-    """A layer on a slice that was compiled.
+    """A compiled layer on a slice.
 
     Attributes:
-        seconds: wall time of its compilation.
-        temporary_bytes: main memory that it takes on each chip beside arguments and results.
-        collectives: what the chips exchange.
+        seconds: wall time of the compilation.
+        temporary_bytes: HBM of temporaries per chip, besides arguments and results.
+        collectives: the collectives of the program.
     """
 
     seconds: float
@@ -182,11 +182,11 @@ class CompiledLayer:
 
 @dataclass(frozen=True)
 class CompiledSplash:
-    """The stock kernel, compiled.
+    """The compiled stock kernel.
 
     Attributes:
-        run_bundles: instructions that one tile takes.
-        seconds: wall time of its compilation.
+        run_bundles: instruction bundles per tile.
+        seconds: wall time of the compilation.
     """
 
     run_bundles: int
@@ -195,7 +195,7 @@ class CompiledSplash:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a child has no result, in a form that crosses the process boundary."""
+    """Why a child process has no result; it can be pickled."""
 
     error: str
     message: str
@@ -207,7 +207,7 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def require_tpu_compiler() -> None:
-    """Raises ImportError, which says what to install, where libtpu is missing."""
+    """Raises ImportError with an installation hint if libtpu is missing."""
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError(
             "compiling for a TPU needs libtpu: pip install 'cinetile[tpu-aot]' (Linux only)"
@@ -220,8 +220,8 @@ def compile_kernel(job: KernelJob) -> CompiledKernel:
     Raises:
         ImportError: libtpu is missing.
         VmemOverflowError: the kernel needs too much vector memory.
-        TpuCompileError: the compiler refused it for another reason.
-        DumpFormatError: the compiler's output is not understood.
+        TpuCompileError: the compiler rejected the kernel for another reason.
+        DumpFormatError: the compiler's output has an unexpected format.
     """
     return _in_child(job)
 
@@ -237,7 +237,7 @@ def compile_layer(job: LayerJob) -> CompiledLayer:
 
 
 def compile_splash(job: SplashJob) -> CompiledSplash:
-    """Compiles jax's stock kernel; raises what `compile_kernel` does."""
+    """Compiles JAX's stock kernel; raises what `compile_kernel` does."""
     return _in_child(job)
 
 

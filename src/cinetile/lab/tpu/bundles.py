@@ -1,8 +1,8 @@
-"""Reading the TPU compiler's dump of its final bundles, or refusing to.
+"""Reading the TPU compiler's dump of its final instruction bundles.
 
-The dump is no interface: it may change with every compiler. So nothing is taken on trust: bundles
-must be numbered without a gap, all matrix products must lie in bodies that were expected, and
-every body must hold the products and exponentials that its size calls for.
+The dump is not a stable interface and may change with each compiler. The reader therefore checks
+it and raises `DumpFormatError` otherwise: bundles are numbered without a gap, all matrix products
+lie in expected bodies, and each body holds the number of products and exponentials of its size.
 """
 
 import re
@@ -35,18 +35,18 @@ _SLOTS = {
 
 
 class DumpFormatError(RuntimeError):
-    """The compiler's dump does not look as expected: no figure rather than a wrong one."""
+    """The compiler's dump has an unexpected format; no figure is better than a wrong one."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """The bundles of one unit of the kernel.
+    """The instruction bundles of one unit of the kernel.
 
     Attributes:
-        kind: "full tile", or what a unit of a masked tile is: see `kernel.KINDS`.
-        chunks: query chunks of the unit.
-        bundles: instructions of one run.
-        mega_pairs: query-key pairs of one run, in units of 2^20.
+        kind: "full tile", or the kind of a unit of a masked tile, see `kernel.KINDS`.
+        chunks: query chunks per unit.
+        bundles: instruction bundles per run.
+        mega_pairs: query-key pairs per run, in units of 2^20.
     """
 
     kind: str
@@ -61,16 +61,16 @@ class Body:
 
 @dataclass(frozen=True)
 class KernelDump:
-    """What the compiler made of the kernel.
+    """The instructions that the compiler emitted for the kernel.
 
     Attributes:
-        bodies: its units in program order.
-        bundles: all instructions.
-        step_bundles: instructions of each grid step outside all bodies.
-        row_bundles: instructions of the first and last step of each query tile.
-        vmem_bytes: vector memory that the compiler allots.
-        smem_bytes: scalar memory that the compiler allots.
-        utilisation: busy share of each kind of slot in the bodies of full tiles.
+        bodies: the kernel's units in program order.
+        bundles: total number of instruction bundles.
+        step_bundles: bundles of each grid step outside all bodies.
+        row_bundles: bundles of the first and last step of each query tile.
+        vmem_bytes: vector memory that the compiler allocates.
+        smem_bytes: scalar memory that the compiler allocates.
+        utilisation: busy fraction of each kind of slot in the bodies of full tiles.
     """
 
     bodies: tuple[Body, ...]
@@ -92,12 +92,12 @@ def read_dump(folder: Path, kernel_name: str, config: KernelConfig) -> KernelDum
     """Reads the dump of one kernel.
 
     Args:
-        folder: where the compiler wrote.
+        folder: folder that the compiler wrote to.
         kernel_name: name of the kernel's call.
-        config: what was compiled; tells which bodies there must be.
+        config: configuration of the kernel, which determines its bodies.
 
     Raises:
-        DumpFormatError: something is missing or not as expected.
+        DumpFormatError: a part is missing or has an unexpected format.
     """
     bundles = parse_bundles(dump_file(folder, kernel_name, "final_bundles").read_text())
     allocations = dump_file(folder, kernel_name, "pre-finalize-registers-and-allocations")
@@ -125,7 +125,7 @@ def read_dump(folder: Path, kernel_name: str, config: KernelConfig) -> KernelDum
 
 
 def dump_file(folder: Path, kernel_name: str, stage: str) -> Path:
-    """The one file of a kernel and a stage of the compiler."""
+    """The file of one kernel and one stage of the compiler."""
     found = [
         path
         for path in folder.iterdir()
@@ -185,7 +185,7 @@ def find_regions(bundles: list[_Bundle]) -> list[tuple[int, int]]:
 
 
 def parse_allocations(text: str) -> tuple[int, int]:
-    """Bytes of vector and of scalar memory that a kernel is allotted."""
+    """Bytes of vector memory and of scalar memory that the compiler allocates to a kernel."""
     totals = {"vmem": 0, "smem": 0}
     for space, size in _ALLOCATION.findall(text):
         totals[space] += int(size, 16)
@@ -195,7 +195,7 @@ def parse_allocations(text: str) -> tuple[int, int]:
 
 
 def parse_utilisation(text: str, num_bundles: int) -> list[list[float]]:
-    """Which share of the slots of each kind every bundle fills."""
+    """The fraction of the slots of each kind that each bundle uses."""
     lines = text.splitlines()
     header = ", ".join(_SLOTS)
     if header not in lines:
@@ -212,7 +212,7 @@ def parse_utilisation(text: str, num_bundles: int) -> list[list[float]]:
 
 
 def expected_bodies(config: KernelConfig) -> list[tuple[str, int]]:
-    """Kind and query chunks of every body, in program order."""
+    """Kind and query chunks of each body, in program order."""
 
     def sizes(group: int) -> list[int]:
         whole, left = divmod(config.block_q, group)
@@ -251,7 +251,7 @@ def _leaves(regions: list[tuple[int, int]], products: list[int]) -> list[tuple[i
 
 
 def _idle_regions(regions: list[tuple[int, int]], products: list[int]) -> list[tuple[int, int]]:
-    """Outermost regions of some length without products: what starts and ends a query tile."""
+    """Outermost long regions without products: the start and the end of a query tile."""
     idle = [region for region in regions if not _sum(products, region)]
     return [
         region

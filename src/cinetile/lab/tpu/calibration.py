@@ -1,9 +1,9 @@
-"""How far the static estimate can be trusted: its figures beside published times.
+"""Calibration: the static estimate beside published times.
 
-The six rows are a case study on a v6e (75,600 tokens, 10 heads of 128, bfloat16): four of its
-ladder, and two more choices of `block_q`. The estimates are of kernels built like its own, by the
-same model; its form was chosen with these times in view, so leave-one-out errors (3.6 % at most)
-flatter it, and the error bands below are wider.
+The six rows come from the case study on a v6e (75,600 tokens, 10 heads of 128, bfloat16): the
+four modes, and two more values of `block_q`. The estimates are of kernels built like the case
+study's. The model's form was chosen with these times known, so its leave-one-out errors (3.6 % at
+most) are optimistic, and the error bands below are wider.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class CalibrationRow:
     """One published time.
 
     Attributes:
-        name: what was measured.
-        published_ms: as published.
-        static_ms: the estimate for the same kernel; None where it was not recorded.
+        name: mode and block sizes.
+        published_ms: published time.
+        static_ms: static estimate of the same kernel; None if it was not recorded.
     """
 
     name: str
@@ -43,6 +43,6 @@ CALIBRATION = (
     CalibrationRow("split, 4864 x 1536", 58.62, None),
 )
 
-# Mask-free kernels, and kernels that mask on a good part of their tiles.
+# For plans that mask almost no tile, and for plans that mask many tiles.
 BAND_UNMASKED = 0.10
 BAND_MASKED = 0.25

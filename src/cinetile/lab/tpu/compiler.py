@@ -1,6 +1,6 @@
 """The child process that compiles: `python -m cinetile.lab.tpu.compiler DUMP RESULT < job`.
 
-Started by `aot` alone, which prepares its environment.
+Only `aot` starts it, with the environment that it needs.
 """
 
 import functools
@@ -43,7 +43,7 @@ _VMEM_OVERFLOW = re.compile(r"E1001|vmem.*(exceed|limit|exhaust)|(exceed|exhaust
 
 
 def main() -> None:
-    """Compiles the job on stdin and writes its result, or why there is none."""
+    """Compiles the job from stdin and writes its result, or a `Failure`."""
     dump, result = (Path(argument) for argument in sys.argv[1:3])
     job = pickle.loads(sys.stdin.buffer.read())
     try:
@@ -75,7 +75,7 @@ def _compile(
     ).devices[0]
     sharding = SingleDeviceSharding(device)
     on_device = jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding), shapes
+        lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes
     )
     lowered = jax.jit(function).lower(*on_device)
     wall, cpu = time.perf_counter(), _cpu_seconds()
@@ -129,7 +129,7 @@ def _none_is_missing(self: PallasTpuImplementation) -> str | None:
 
 
 def _lower_for(target: Target) -> None:
-    """Tells pallas, which asks the default backend, which chip to lower for."""
+    """Sets the chip that Pallas lowers for; Pallas asks the default backend, here "cpu"."""
     try:
         from jax._src.pallas.mosaic import tpu_info
 

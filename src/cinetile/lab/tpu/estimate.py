@@ -1,8 +1,9 @@
-"""From instructions to milliseconds: the static estimate.
+"""From instruction bundles to milliseconds: the static estimate.
 
-Sum over grid steps of the bodies that they run, at one bundle a clock, and 0.66 us a step; masked
-bodies x 1.21. Time is the larger of that and of what the blocks take from main memory. See
-`calibration` for what this is worth.
+    time = max(sum over grid steps of (bundles / clock + 0.66 us), HBM bytes / bandwidth)
+
+One bundle issues per clock cycle; the bundles of masked bodies count 1.21 times. `calibration`
+compares the estimate with published times.
 """
 
 from collections import Counter
@@ -28,9 +29,9 @@ from cinetile.plans import TilePlan
 
 STEP_MS = 0.66e-3
 _MASKED_FACTOR = 1.21
-# Scalar work by which a unit of a masked tile finds out what it is.
+# Scalar bundles with which a unit of a masked tile determines its kind.
 _CASE_BUNDLES = 60
-_PASSES = {"bfloat16": 1, "float32": 6}  # float32 products are six of bfloat16
+_PASSES = {"bfloat16": 1, "float32": 6}  # one float32 product is six bfloat16 products
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Estimate:
     """Static time of one plan.
 
     Attributes:
-        static_ms: of all heads.
-        compute_ms: the bodies' part of it.
-        steps_ms: the grid steps' part of it.
-        memory_ms: what the blocks take from main memory, hidden behind the rest if it is less.
-        error_band: relative error to expect.
-        bodies: how often each kind of body runs, for one head.
+        static_ms: time of all heads.
+        compute_ms: part of `static_ms` in the kernel's bodies.
+        steps_ms: part of `static_ms` in the overhead of grid steps.
+        memory_ms: time of the HBM traffic; it is hidden if it is below the rest.
+        error_band: expected relative error of `static_ms`.
+        bodies: how often each kind of body runs per head.
     """
 
     static_ms: float
@@ -55,7 +56,7 @@ class Estimate:
 
 
 def count_bodies(plan: TilePlan, config: KernelConfig) -> Counter[tuple[str, int]]:
-    """How often each (kind, query chunks) body runs for one head; `empty` units are skipped."""
+    """How often each (kind, query chunks) body runs per head; `empty` units are skipped."""
     row, column, flags = unpack_words(tile_words(plan, config).astype(np.int64))
     counts: Counter[tuple[str, int]] = Counter()
     unmasked = int(np.count_nonzero(flags & FULL)) * config.spans
@@ -90,7 +91,7 @@ def estimate(
     head_dim: int,
     itemsize: int,
 ) -> Estimate:
-    """Static time of one plan on all heads, by one kernel."""
+    """Static time of one plan on all heads in one kernel."""
     cost = {(body.kind, body.chunks): body.bundles for body in dump.bodies}
     counts = count_bodies(plan, config)
     bundles = 0.0
@@ -123,10 +124,10 @@ def estimate(
 
 
 def floor_ms(kept_pairs: int, target: Target, heads: int, head_dim: int, dtype: str) -> float:
-    """The least time that the matrix units need for these pairs, in this orientation.
+    """Lower bound in ms: the time that the matrix units need for `kept_pairs`.
 
-    The first product contracts over the head's features, which fill the units only in multiples
-    of their size; the second streams as many rows as there are features.
+    The first product contracts over head_dim, padded to a multiple of the matrix unit's size. The
+    second streams head_dim rows.
     """
     contracted = -(-head_dim // target.matrix_unit) * target.matrix_unit
     flops = 2 * heads * kept_pairs * (contracted + head_dim) * _PASSES[dtype]

@@ -1,4 +1,4 @@
-"""What can be known of a workload on a TPU that is not there."""
+"""The static report of a workload: its kernels compiled for a TPU, and a time for each plan."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,7 +31,7 @@ from cinetile.lab.tpu.targets import TARGETS, Target
 from cinetile.plans import MODES, TilePlan
 
 RIVALS: tuple[str, ...] = ("splash",)
-# The stock kernel's tiles in the case study.
+# Block sizes of the stock kernel in the case study.
 _SPLASH_BLOCKS = (3328, 1536, 256)
 _EDGE_NAMES = {
     "full tile": "full",
@@ -45,15 +45,15 @@ _EDGE_NAMES = {
 
 @dataclass(frozen=True)
 class StaticConfig:
-    """What to compile and estimate; checked when it is built.
+    """What to compile and estimate; arguments are checked on construction.
 
     Attributes:
-        workload: the attention call; tile sizes that it leaves open are chosen here.
+        workload: the attention call; block sizes that are None become the kernel's defaults.
         target: name in `TARGETS`.
-        modes: plans to estimate.
+        modes: modes of the plans to estimate.
         softmaxes: "fixed" for heads that pass the guard, "online" for the others.
-        two_kernels: one kernel for full tiles and one for masked ones.
-        rivals: "splash" for jax's stock kernel, dense.
+        two_kernels: whether full and masked tiles run in separate kernels.
+        rivals: "splash" for JAX's stock splash attention, dense.
     """
 
     workload: Workload
@@ -87,18 +87,18 @@ class StaticRow:
         pattern: pattern of its mask.
         softmax: "fixed" or "online".
         static_ms: static estimate of the kernel's time.
-        error_band: its relative error to expect.
-        compute_ms: the bodies' part of it.
-        steps_ms: the grid steps' part of it.
-        memory_ms: main memory traffic, hidden if less.
-        bundles_per_mpair: instructions for 2^20 pairs in each kind of body.
-        floor_ms: what the matrix units need for the kept pairs.
-        vmem_bytes: vector memory, as the compiler allots it.
+        error_band: expected relative error of `static_ms`.
+        compute_ms: part of `static_ms` in the kernel's bodies.
+        steps_ms: part of `static_ms` in the overhead of grid steps.
+        memory_ms: time of the HBM traffic; it is hidden if it is below the rest.
+        bundles_per_mpair: instruction bundles per 2^20 pairs in each kind of body.
+        floor_ms: time that the matrix units need for the kept pairs.
+        vmem_bytes: vector memory that the compiler allocates.
         smem_bytes: scalar memory of the plan's tables.
-        compile_s: wall time of the compilation.
-        compile_cpu_s: processor time of the compilation.
-        tiles_visited: grid steps of a head.
-        bodies: how often each kind of body runs for one head.
+        compile_s: wall time of the compilation in seconds.
+        compile_cpu_s: processor time of the compilation in seconds.
+        tiles_visited: grid steps per head.
+        bodies: how often each kind of body runs per head.
     """
 
     mode: str
@@ -121,14 +121,14 @@ class StaticRow:
 
 @dataclass(frozen=True)
 class StaticRival:
-    """A stock kernel, dense, by the same model.
+    """Static estimate of a stock kernel, dense, by the same model.
 
     Attributes:
-        name: the rival.
-        static_ms: static estimate.
-        error_band: its relative error to expect.
-        bundles_per_mpair: instructions for 2^20 pairs.
-        compile_s: wall time of the compilation.
+        name: name of the rival.
+        static_ms: static estimate in ms.
+        error_band: expected relative error of `static_ms`.
+        bundles_per_mpair: instruction bundles per 2^20 pairs.
+        compile_s: wall time of the compilation in seconds.
     """
 
     name: str
@@ -143,10 +143,10 @@ class StaticReport:
     """A finished static analysis.
 
     Attributes:
-        config: what was asked for.
-        rows: one for each softmax and mode.
-        rivals: one for each rival.
-        utilisation: busy share of each kind of slot in full tiles, for each softmax.
+        config: the configuration.
+        rows: one row per softmax and mode.
+        rivals: one entry per rival.
+        utilisation: busy fraction of each kind of slot in full tiles, per softmax.
     """
 
     config: StaticConfig
@@ -173,12 +173,12 @@ def static_report(
     *,
     compile_one: Callable[[KernelJob], CompiledKernel] = compile_kernel,
 ) -> StaticReport:
-    """Compiles the kernels of a workload and estimates every plan.
+    """Compiles the kernels of a workload and estimates the time of each plan.
 
     Args:
-        config: what to do.
-        progress: told what is going on.
-        compile_one: how to compile; a caller with many reports may remember results.
+        config: what to compile and estimate.
+        progress: called as work proceeds.
+        compile_one: compiles one kernel; a caller with many reports may pass a cached function.
 
     Raises:
         ImportError: libtpu is missing.
@@ -234,14 +234,16 @@ def _row(
     bodies: dict[str, int] = {}
     costs: dict[str, float] = {}
     smem = 0
-    for part, one in compiled.items():
+    for part, kernel_result in compiled.items():
         kernel = KernelConfig.for_blocks(plan.block_q, plan.block_kv, softmax, part)
-        found = estimate(one.dump, plan, kernel, target, heads, workload.head_dim, itemsize)
+        found = estimate(
+            kernel_result.dump, plan, kernel, target, heads, workload.head_dim, itemsize
+        )
         estimates.append(found)
         smem = max(smem, step_tables([plan], kernel, heads).smem_bytes(heads))
         for kind, number in found.bodies.items():
             bodies[kind] = bodies.get(kind, 0) + number
-        for body in one.dump.bodies:
+        for body in kernel_result.dump.bodies:
             name = _EDGE_NAMES[body.kind]
             costs[name] = max(costs.get(name, 0), round(body.per_mega_pair, 1))
     merge_ms = 0.0 if len(compiled) == 1 else _merge_ms(workload, target, heads, itemsize)
@@ -249,24 +251,24 @@ def _row(
         mode=mode,
         pattern=workload.pattern,
         softmax=softmax,
-        static_ms=sum(one.static_ms for one in estimates) + merge_ms,
-        error_band=max(one.error_band for one in estimates),
-        compute_ms=sum(one.compute_ms for one in estimates),
-        steps_ms=sum(one.steps_ms for one in estimates),
-        memory_ms=sum(one.memory_ms for one in estimates) + merge_ms,
+        static_ms=sum(part.static_ms for part in estimates) + merge_ms,
+        error_band=max(part.error_band for part in estimates),
+        compute_ms=sum(part.compute_ms for part in estimates),
+        steps_ms=sum(part.steps_ms for part in estimates),
+        memory_ms=sum(part.memory_ms for part in estimates) + merge_ms,
         bundles_per_mpair=costs,
         floor_ms=floor_ms(plan.stats.kept_pairs, target, heads, workload.head_dim, workload.dtype),
-        vmem_bytes=max(one.dump.vmem_bytes for one in compiled.values()),
+        vmem_bytes=max(result.dump.vmem_bytes for result in compiled.values()),
         smem_bytes=smem,
-        compile_s=round(sum(one.seconds for one in compiled.values()), 2),
-        compile_cpu_s=round(sum(one.cpu_seconds for one in compiled.values()), 2),
+        compile_s=round(sum(result.seconds for result in compiled.values()), 2),
+        compile_cpu_s=round(sum(result.cpu_seconds for result in compiled.values()), 2),
         tiles_visited=plan.stats.tiles_visited,
         bodies=bodies,
     )
 
 
 def _merge_ms(workload: Workload, target: Target, heads: int, itemsize: int) -> float:
-    """Two outputs read and one written, by main memory's bandwidth."""
+    """HBM time of the merge, which reads two outputs and writes one."""
     one_output = heads * workload.grid.num_tokens * workload.head_dim * itemsize
     return 3 * one_output / target.hbm_bytes_per_us / 1e3
 

@@ -1,4 +1,4 @@
-"""The rival that anyone can compile: jax's stock splash attention."""
+"""JAX's stock splash attention, compiled as a rival."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ _NAME = "splash"
 
 
 def splash_call(job: "SplashJob") -> tuple[Any, Any]:
-    """The call as a function, and the shapes of its arguments."""
+    """Returns the call as a function, and the shapes of its arguments."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel,
         splash_attention_mask,
@@ -44,7 +44,7 @@ def splash_call(job: "SplashJob") -> tuple[Any, Any]:
 
 
 def read_splash_dump(folder: Path) -> int:
-    """Instructions that the stock kernel takes for one tile."""
+    """Instruction bundles of the stock kernel per tile."""
     bundles = parse_bundles(dump_file(folder, _NAME, "final_bundles").read_text())
     runs = [
         (first, last)

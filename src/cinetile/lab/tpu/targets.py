@@ -1,4 +1,4 @@
-"""The chips that kernels can be compiled for without one."""
+"""The TPU chips that kernels can be compiled for."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Target:
-    """A chip, as the compiler names it and as the estimate needs it.
+    """A TPU chip: its names in the compiler and the constants of the estimate.
 
     Attributes:
-        name: what `cinetile tpu --target` takes.
-        topology: name of a slice of it that the compiler knows.
-        topology_options: what else the compiler wants to know of the slice.
-        chip: name of the chip in `pallas`' table of TPUs.
+        name: value of `cinetile tpu --target`.
+        topology: name of a slice for the compiler.
+        topology_options: further options of the slice for the compiler.
+        chip: name of the chip in Pallas' table of TPUs.
         clock_ghz: bundles per nanosecond.
         matrix_unit: rows and columns of a matrix unit.
-        flops_per_bundle: of the matrix units in bfloat16, when they are full.
-        hbm_bytes_per_us: of the main memory.
-        vmem_bytes: vector memory of a core.
+        flops_per_bundle: bfloat16 operations of full matrix units per bundle.
+        hbm_bytes_per_us: HBM bandwidth in bytes per microsecond.
+        vmem_bytes: vector memory per core.
     """
 
     name: str
