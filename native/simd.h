@@ -17,8 +17,10 @@ struct Simd {
   typedef uint32_t Unsigned __attribute__((vector_size(kLanes * 4)));
   static constexpr int kWidth = kLanes;
 
-  static CINETILE_INLINE Float splat(float value) { return Float{} + value; }
-  static CINETILE_INLINE Int splat(int32_t value) { return Int{} + value; }
+  // Less zero, which is an identity that compilers fold: a number in memory takes one load that
+  // broadcasts it. Plus zero is none (minus zero becomes zero), and would stay as an addition.
+  static CINETILE_INLINE Float splat(float value) { return value - Float{}; }
+  static CINETILE_INLINE Int splat(int32_t value) { return value - Int{}; }
 
   static CINETILE_INLINE Float load(const float* source) {
     return *reinterpret_cast<const Float*>(__builtin_assume_aligned(source, sizeof(Float)));
