@@ -1,8 +1,8 @@
-"""The parts of the causal video autoencoder; a video passes through them in chunks of frames.
+"""Layers of the causal video autoencoder, which processes a video in chunks of frames.
 
-Arrays are `[batch, frames, height, width, channels]`. Every layer that looks back in time takes a
-`Stream`, from which it gets the frames before the chunk and to which it leaves the chunk's last
-ones, so that chunks give what the whole video would.
+Arrays are `[batch, frames, height, width, channels]`. A causal layer takes a `Stream`: it reads the
+last frames of the previous chunk from it and stores the last frames of this chunk in it. Chunks
+therefore give the same result as the whole video.
 """
 
 import itertools
@@ -22,13 +22,13 @@ Chunk = Float[Array, "_batch _frames _height _width _channels"]
 
 
 class Stream:
-    """The frames that layers keep from one chunk to the next, in the order of their calls.
+    """The frames that causal layers carry from one chunk to the next, in call order.
 
     Args:
-        kept: what `left` was after the chunk before; None at the first chunk.
+        kept: `left` of the previous chunk; None at the first chunk.
 
     Attributes:
-        left: what the layers have left for the next chunk.
+        left: frames stored for the next chunk.
     """
 
     def __init__(self, kept: Sequence[Array] | None) -> None:
@@ -41,18 +41,18 @@ class Stream:
         return self._kept is None
 
     def before(self, x: Chunk, frames: int) -> Chunk:
-        """The frames before a chunk; zero before the first."""
+        """The last frames of the previous chunk; zeros at the first chunk."""
         if self._kept is None:
             batch, _, *rest = x.shape
             return jnp.zeros((batch, frames, *rest), x.dtype)
         return self._kept[len(self.left)]
 
     def leave(self, frames: Chunk) -> None:
-        """Leaves frames for the same layer at the next chunk."""
+        """Stores frames for the same layer at the next chunk."""
         self.left.append(frames)
 
     def extend(self, x: Chunk, frames: int) -> Chunk:
-        """Puts the frames before a chunk in front of it, and leaves its last ones."""
+        """Prepends the previous chunk's last `frames` frames, and stores this chunk's last ones."""
         if not frames:
             return x
         extended = jnp.concatenate([self.before(x, frames), x], axis=1)
@@ -61,7 +61,7 @@ class Stream:
 
 
 class CausalConv3d(eqx.Module):
-    """A convolution that sees no later frame; zeros stand before the first one."""
+    """A causal convolution: no output depends on later frames; zeros precede the first frame."""
 
     weight: Float[Array, "out in time height width"]
     bias: Float[Array, " out"]
@@ -86,7 +86,7 @@ class CausalConv3d(eqx.Module):
         return self.convolve(stream.extend(x, self.weight.shape[2] - 1))
 
     def convolve(self, x: Chunk) -> Chunk:
-        """Convolves frames that have the earlier ones in front; pads height and width."""
+        """Convolves a chunk with its earlier frames in front; pads only height and width."""
         height, width = (size // 2 for size in self.weight.shape[3:])
         return self.bias + jax.lax.conv_general_dilated(
             x,
@@ -98,7 +98,7 @@ class CausalConv3d(eqx.Module):
 
 
 class Conv2d(eqx.Module):
-    """A convolution of each frame by itself."""
+    """A convolution that is applied to each frame separately."""
 
     weight: Float[Array, "out in height width"]
     bias: Float[Array, " out"]
@@ -148,7 +148,7 @@ class ChannelNorm(eqx.Module):
 
 
 class ResidualBlock(eqx.Module):
-    """Two causal convolutions, each after a norm and a SiLU, beside a shortcut."""
+    """Two causal convolutions, each after a norm and a SiLU, plus a shortcut."""
 
     norm1: ChannelNorm
     conv1: CausalConv3d
@@ -174,7 +174,7 @@ class ResidualBlock(eqx.Module):
 
 
 class AttentionBlock(eqx.Module):
-    """Attention of one head among the places of each frame, beside a shortcut."""
+    """Single-head attention within each frame, plus a shortcut."""
 
     norm: ChannelNorm
     to_qkv: Conv2d
@@ -266,7 +266,7 @@ class Upsample(eqx.Module):
 
 
 class UpBlock(eqx.Module):
-    """Residual blocks, and an upsampling after them except in the last one."""
+    """Residual blocks, followed by upsampling except in the last block."""
 
     resnets: tuple[ResidualBlock, ...]
     upsamplers: tuple[Upsample, ...]
@@ -300,7 +300,7 @@ class UpBlock(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """From pixels to the mean and log-variance of latents."""
+    """Maps pixels to the mean and log-variance of latents."""
 
     conv_in: CausalConv3d
     down_blocks: tuple[ResidualBlock | Downsample, ...]
@@ -343,7 +343,7 @@ class Encoder(eqx.Module):
 
 
 class Decoder(eqx.Module):
-    """From latents to pixels."""
+    """Maps latents to pixels."""
 
     conv_in: CausalConv3d
     mid_block: MidBlock
