@@ -141,6 +141,23 @@ class TestCalls:
         assert output.dtype == jnp.bfloat16
         np.testing.assert_array_equal(record.routes, 3 + ROUTES - 2 * (ROUTES == 1))
 
+    @pytest.mark.parametrize("traced", [True, False])
+    def test_a_head_without_finite_errors_is_dense(self, traced: bool) -> None:
+        """So that inf and NaN show as they would without sparsity; other heads are as they were."""
+        query, key, value = (np.array(array) for array in self.ARRAYS)
+        value[:, 50, 0, 3] = np.nan
+        attend = layer_of()
+
+        def call(step: Any) -> Any:
+            return attend(query, key, value, step=step, layer=1, rng=KEY, return_record=True)
+
+        output, record = jax.jit(call)(4) if traced else call(4)
+        expected = 3 + ROUTES - 2 * (ROUTES == 1)
+        expected[:, 0] = 0
+        np.testing.assert_array_equal(record.routes, expected)
+        assert np.isnan(output[:, :, 0, 3]).all()
+        assert np.isfinite(output[:, :, 1:]).all()
+
     def test_samples_differ_between_steps_and_layers(self) -> None:
         attend = layer_of()
         arrays = np.random.default_rng(0).standard_normal((3, 1, 120, 2, 16), np.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,31 @@ class TestPresets:
         found = levels(policy, 50, 40)
         assert [row[1] for row in found] == [None] * 10 + [(0.3, 0.3)] * 40
         assert found[49] == [None] + [(0.3, 0.3)] * 39
+        assert levels(policy, 50, 30)[49] == [(0.3, 0.3)] * 30
         assert (policy.num_samples, policy.first_tokens) == (64, 10_000)
         planned = policy_plans(policy, HD, num_steps=50, num_layers=40)
         for plan, pattern in zip(planned.plans[1:], ("spatial", "temporal"), strict=True):
             assert plan.mask == ct.svg_mask(HD, pattern, 0.3)
             assert plan.mode == "split"
         assert planned.probes[1] == ct.svg_probe_masks(HD)
+
+    @pytest.mark.parametrize(("name", "fraction"), [("svg", 0.2), ("svg-hunyuan", 0.1)])
+    def test_svg_rounds_down_as_upstream(self, name: str, fraction: float) -> None:
+        """33 steps: the first 6 are dense, not 7."""
+        policy = ct.SparsityPolicy.preset(name)
+        for count in range(1, 101):
+            found = levels(policy, count, count)
+            assert sum(row[-1] is None for row in found) == math.floor(fraction * count)
+            assert sum(level is None for level in found[-1]) == math.floor(0.03 * count)
+
+    def test_svg_hunyuan_is_what_was_published(self) -> None:
+        policy = ct.SparsityPolicy.preset("svg-hunyuan")
+        found = levels(policy, 50, 60)
+        assert [row[1] for row in found] == [None] * 5 + [(0.25, 0.25)] * 45
+        assert found[49] == [None] + [(0.25, 0.25)] * 59
+        others = dataclasses.asdict(ct.SparsityPolicy.preset("svg"))
+        changed = {"density": 0.25, "dense_steps": ((0, 0.1),)}
+        assert dataclasses.asdict(policy) == {**others, **changed}
 
     @pytest.mark.parametrize("name", PRESETS)
     def test_they_fit_a_real_grid(self, name: str) -> None:
@@ -135,6 +155,7 @@ EVERYTHING = ct.SparsityPolicy(
     num_samples=32,
     first_tokens=100,
     probe="svg",
+    fraction_rounding="down",
 )
 
 
@@ -207,6 +228,7 @@ class TestFiles:
             ({"block_q": 0}, "block_q must be at least 1"),
             ({"num_samples": 0}, "num_samples must be at least 1"),
             ({"probe": "all"}, "probe must be one of 'plan', 'svg'"),
+            ({"fraction_rounding": "half"}, "fraction_rounding must be one of 'up', 'down'"),
             (
                 {"rules": [{"density": 0.3, "pattern": "svg-spatial"}]},
                 "pattern of a rule must be one of 'spatial', 'temporal'",

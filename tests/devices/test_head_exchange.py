@@ -147,6 +147,25 @@ def test_batch_must_divide() -> None:
         layer_of(mesh_of(data=4))(*arrays_of(), step=2, layer=1, rng=KEY)
 
 
+class TestUnusedAxes:
+    def test_an_axis_of_several_devices_that_is_not_used(self) -> None:
+        message = (
+            r"mesh has axes that attention does not use, 'context' \(4 devices\).* named "
+            r"data, sequence, heads are used; for other names pass sharding="
+        )
+        with pytest.warns(UserWarning, match=message) as caught:
+            layer_of(mesh_of(data=2, context=4))
+        assert len(caught) == 1
+
+    def test_axes_of_one_device_and_a_sharding_are_silent(self) -> None:
+        layer_of(mesh_of(data=2, fsdp=1, sequence=4))
+        layer_of(mesh_of(data=2, context=4), sharding=PartitionSpec("data"))
+
+    def test_the_axes_of_maxdiffusion(self) -> None:
+        mesh = mesh_of(data=2, fsdp=1, context=2, tensor=2)
+        check(mesh, sharding=PartitionSpec(("data", "fsdp"), "context", "tensor"))
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("mesh", "sharding", "error", "message"),

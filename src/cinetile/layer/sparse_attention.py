@@ -53,6 +53,9 @@ class _Decision(NamedTuple):
 class SparseAttention:
     """Self-attention under a sparsity policy: routes every head, attends, and restores the order.
 
+    A head for which no pattern has a finite error attends densely: inf or NaN outside of the
+    padding then shows in the output as it would without sparsity.
+
     The plans of everything that the policy can ask for are made once, on construction. Calls
     may then be traced: step, layer, routes and densities change without recompilation. Instances
     are frozen, compare and hash by their settings, and pass through `jax.jit` as static values.
@@ -245,7 +248,8 @@ class SparseAttention:
         layer = self._index("layer", layer, self.num_layers)
         level, levels = self._levels(step, layer)
         rng = jax.random.fold_in(jax.random.fold_in(rng, step), layer)
-        plans = {plan for one in levels for plan in self.planned.levels[one] or (0,)}
+        # Plan 0, the dense one, is always there for heads whose errors are not finite.
+        plans = {0, *(plan for one in levels for plan in self.planned.levels[one])}
         return _Decision(step, layer, level, rng, tuple(levels), tuple(sorted(plans)))
 
     def _work(
@@ -333,7 +337,8 @@ class SparseAttention:
                 scale=scale,
                 prompt_length=prompt_length,
             )
-            return jnp.asarray(plans, jnp.int32)[found.routes], found.errors
+            chosen = jnp.asarray(plans, jnp.int32)[found.routes]
+            return jnp.where(found.are_known, chosen, 0), found.errors
 
         return sparse if plans else dense
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,13 +118,18 @@ def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
 
     Args:
         mesh: the devices.
-        sharding: mesh axes over which `[batch, tokens, heads, head_dim]` are sharded; by default
+        sharding: mesh axes over which `[batch, tokens, heads, head_dim]` are sharded, such as
+            `PartitionSpec("data", "context", "tensor")` for a mesh with other names; by default
             the mesh axes named "data", "sequence" and "heads", as far as the mesh has them.
 
     Raises:
         TypeError: one of them has the wrong type.
         ValueError: the sharding names an axis that the mesh does not have, or one twice, or
             shards head_dim; or `sharding` is None and no mesh axis has a known name.
+
+    Warns:
+        UserWarning: `sharding` is None, and a mesh axis of several devices has none of the known
+            names, so that all its devices compute the same.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
@@ -137,6 +143,7 @@ def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
                 f"sharding must be given for a mesh with the axes {names}, none of which is named "
                 f"{', '.join(DEFAULT_AXES)}"
             )
+        _warn_of_unused_axes(mesh)
         sharding = PartitionSpec(*present)
     if not isinstance(sharding, PartitionSpec):
         raise TypeError(
@@ -156,6 +163,22 @@ def array_layout(mesh: Any, sharding: Any = None) -> ArrayLayout:
     if len(set(used)) < len(used):
         raise ValueError(f"sharding must name no mesh axis twice, got {sharding}")
     return ArrayLayout(mesh, *entries[: len(_ARRAY_AXES)])
+
+
+def _warn_of_unused_axes(mesh: Mesh) -> None:
+    unused = {
+        str(name): size
+        for name, size in mesh.shape.items()
+        if size > 1 and name not in DEFAULT_AXES
+    }
+    if unused:
+        listed = ", ".join(f"{name!r} ({size} devices)" for name, size in unused.items())
+        warnings.warn(
+            f"mesh has axes that attention does not use, {listed}: their devices all compute the "
+            f"same. By default the axes named {', '.join(DEFAULT_AXES)} are used; for other names "
+            "pass sharding=PartitionSpec(batch axes, token axes, head axes)",
+            stacklevel=3,
+        )
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from cinetile import _checks
 
+FRACTION_ROUNDINGS: tuple[str, ...] = ("up", "down")
+
 Interval = tuple[int | float, int | float | None]
 """`(start, stop)`: ints are indices, floats in [0, 1] fractions; stop None is the end."""
 
@@ -43,13 +45,19 @@ def intervals(name: str, value: Any) -> tuple[Interval, ...]:
     return tuple(interval(f"{name}[{index}]", one) for index, one in enumerate(value))
 
 
-def contains(one: Interval, index: int, count: int | None) -> bool:
+def contains(one: Interval, index: int, count: int | None, rounding: str = "up") -> bool:
     """Whether an index lies in an interval of `count` things; None where that is not known.
+
+    Args:
+        one: the interval.
+        index: the index of a step or layer.
+        count: how many there are.
+        rounding: "up" or "down": how a fraction of `count` becomes a whole index.
 
     Raises:
         ValueError: a fraction must be resolved and the count is not known.
     """
-    start, stop = (_resolve(bound, count) for bound in one)
+    start, stop = (_resolve(bound, count, rounding) for bound in one)
     return start <= index and (stop is None or index < stop)
 
 
@@ -67,7 +75,7 @@ def _bound(name: str, value: Any) -> int | float:
     return _checks.integer(name, value, minimum=0)
 
 
-def _resolve(bound: int | float | None, count: int | None) -> Any:
+def _resolve(bound: int | float | None, count: int | None, rounding: str) -> Any:
     if not isinstance(bound, float):
         return bound
     if count is None:
@@ -75,4 +83,6 @@ def _resolve(bound: int | float | None, count: int | None) -> Any:
             f"num_steps and num_layers must be given where a policy has fractions, as {bound}"
         )
     # A fraction that hits an index but for rounding errors must not move to the next one.
+    if rounding == "down":
+        return math.floor(bound * count + 1e-9)
     return math.ceil(bound * count - 1e-9)

@@ -10,7 +10,13 @@ from typing import Any
 from cinetile import _checks
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import files
-from cinetile.policy.intervals import Interval, contains, interval, intervals
+from cinetile.policy.intervals import (
+    FRACTION_ROUNDINGS,
+    Interval,
+    contains,
+    interval,
+    intervals,
+)
 from cinetile.policy.presets import PRESETS
 
 PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
@@ -55,8 +61,9 @@ class SparsityPolicy:
     """Which steps and layers attend sparsely, with which patterns, and how sparsely.
 
     Steps and layers are given as half-open intervals `(start, stop)`: ints are indices, floats
-    in [0, 1] fractions of the run's steps or the model's layers (rounded up to whole ones), and
-    a stop of None is the end. In a file, a single number `x` may stand for `[[0, x]]`.
+    in [0, 1] fractions of the run's steps or the model's layers (made whole as
+    `fraction_rounding` says), and a stop of None is the end. In a file, a single number `x` may
+    stand for `[[0, x]]`.
 
     Attributes:
         density: fraction of pairs that a pattern's band keeps, in (0, 1], where no rule says
@@ -80,6 +87,7 @@ class SparsityPolicy:
         first_tokens: the rows are drawn from so many first video tokens; None for all.
         probe: "plan" routes by the pairs that will run, "svg" by upstream's masks of two frames,
             whatever the density.
+        fraction_rounding: "up" or "down": how fractions of steps and layers become whole.
 
     Raises:
         TypeError: a setting has the wrong type.
@@ -103,6 +111,7 @@ class SparsityPolicy:
     num_samples: int = 64
     first_tokens: int | None = None
     probe: str = "plan"
+    fraction_rounding: str = "up"
 
     def __post_init__(self) -> None:
         changed: dict[str, Any] = {
@@ -126,6 +135,7 @@ class SparsityPolicy:
             if size is not None or name == "num_samples":
                 object.__setattr__(self, name, _checks.integer(name, size, minimum=1))
         _checks.choice("probe", self.probe, PROBES)
+        _checks.choice("fraction_rounding", self.fraction_rounding, FRACTION_ROUNDINGS)
         self._warn_of_low_density()
 
     def _warn_of_low_density(self) -> None:
@@ -150,9 +160,12 @@ class SparsityPolicy:
         - "aggressive": density 0.35, the mask of the published case study's kernels (38.87 %
           of the pairs at 720p), aligned. Its steps are not published: the first 10 % dense,
           the first layer dense and 0.20 in the low-noise expert are this library's choice.
-        - "svg": as Sparse VideoGen ships it for Wan 14B at 720p: density 0.3, its masks, the
-          first 20 % of the steps and the first layer dense, 64 rows from the first 10,000 tokens
-          probed with bands of two frames. All of it is published.
+        - "svg": as Sparse VideoGen ships it for Wan 14B at 720p: density 0.3, its masks and
+          probes, the first 20 % of the steps and the first 3 % of the layers dense (rounded down:
+          6 of 33 steps, 1 of 40 layers), 64 rows from the first 10,000 tokens. All of it is
+          published.
+        - "svg-hunyuan": as Sparse VideoGen ships it for HunyuanVideo at 720p: density 0.25 and
+          the first 10 % of the steps dense; otherwise like "svg". All of it is published.
         """
         _checks.choice("name", name, tuple(PRESETS))
         return SparsityPolicy.from_dict(PRESETS[name])
@@ -224,17 +237,18 @@ class SparsityPolicy:
             num_layers: layers of the model, likewise.
             expert: "high_noise" or "low_noise" for Wan 2.2; None for other models.
         """
-        if any(contains(one, step, num_steps) for one in self.dense_steps):
+        rounding = self.fraction_rounding
+        if any(contains(one, step, num_steps, rounding) for one in self.dense_steps):
             return None
-        if any(contains(one, layer, num_layers) for one in self.dense_layers):
+        if any(contains(one, layer, num_layers, rounding) for one in self.dense_layers):
             return None
         densities = dict.fromkeys(self.patterns, self.density)
         for rule in self.rules:
             if rule.expert not in (None, expert):
                 continue
-            if rule.steps is not None and not contains(rule.steps, step, num_steps):
+            if rule.steps is not None and not contains(rule.steps, step, num_steps, rounding):
                 continue
-            if rule.layers is not None and not contains(rule.layers, layer, num_layers):
+            if rule.layers is not None and not contains(rule.layers, layer, num_layers, rounding):
                 continue
             for pattern in self.patterns if rule.pattern is None else (rule.pattern,):
                 densities[pattern] = rule.density

@@ -2,6 +2,16 @@
 
 from typing import Any
 
+# Published: all of it. Sparse VideoGen rounds the dense steps and layers down.
+_SVG: dict[str, Any] = {
+    "dense_layers": ((0, 0.03),),
+    "patterns": ("svg-spatial", "svg-temporal"),
+    "mode": "split",
+    "probe": "svg",
+    "first_tokens": 10_000,
+    "fraction_rounding": "down",
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # Ours: half of the pairs, and a warm-up and exact masks on the safe side.
     "conservative": {
@@ -29,14 +39,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "dense_steps": 0.1,
         "dense_layers": 1,
     },
-    # Published: all of it, as Sparse VideoGen ships it for Wan 14B at 720p.
-    "svg": {
-        "density": 0.3,
-        "dense_steps": 0.2,
-        "dense_layers": 1,
-        "patterns": ("svg-spatial", "svg-temporal"),
-        "mode": "split",
-        "probe": "svg",
-        "first_tokens": 10_000,
-    },
+    # As Sparse VideoGen ships it for Wan 14B at 720p.
+    "svg": {**_SVG, "density": 0.3, "dense_steps": ((0, 0.2),)},
+    # As Sparse VideoGen ships it for HunyuanVideo at 720p.
+    "svg-hunyuan": {**_SVG, "density": 0.25, "dense_steps": ((0, 0.1),)},
 }

@@ -20,6 +20,7 @@ def pattern_errors(
     value: Float[Array, "tokens head_dim"],
     kept: Bool[Array, "patterns rows tokens"],
     exists: Bool[Array, " tokens"] | None,
+    rows_exist: Bool[Array, " rows"] | None,
     scale: float,
 ) -> Float[Array, " patterns"]:
     """Mean squared error of each pattern's output against dense attention, float32.
@@ -32,15 +33,20 @@ def pattern_errors(
         key: all keys.
         value: all values.
         kept: keys that each row keeps under each pattern.
-        exists: keys that are no padding; None for all.
+        exists: keys that are no padding; None for all. Padding may hold anything, inf and NaN
+            included: neither its keys nor its values count.
+        rows_exist: sampled rows that are no padding, over which the mean runs; None for all.
         scale: factor on the logits, above 0.
     """
     dtype = value.dtype
+    if rows_exist is not None:
+        query = jnp.where(rows_exist[:, None], query, jnp.zeros((), query.dtype))
     scores = _product(query, key.T) * (scale * _LOG2_E)
     dense = jnp.ones((1, *scores.shape), bool)
     if exists is not None:
         dense = dense & exists
         kept = kept & exists
+        value = jnp.where(exists[:, None], value, jnp.zeros((), dtype))  # 0 * NaN is NaN
         scores = jnp.where(exists, scores, -jnp.inf)
     kept = jnp.concatenate([dense, kept])
 
@@ -68,7 +74,11 @@ def pattern_errors(
 
     outputs, totals = outputs_of(weights_of(scores.max(axis=1)), kept)
     outputs = jax.lax.cond(totals.min() < _SMALLEST_TOTAL, pattern_by_pattern, lambda: outputs)
-    return jnp.mean((outputs[1:] - outputs[0]) ** 2, axis=(1, 2))
+    squares = (outputs[1:] - outputs[0]) ** 2
+    if rows_exist is None:
+        return jnp.mean(squares, axis=(1, 2))
+    of_rows = jnp.where(rows_exist, jnp.mean(squares, axis=2), 0.0)
+    return of_rows.sum(axis=1) / jnp.maximum(rows_exist.sum(), 1)
 
 
 def _product(left: Float[Array, "m k"], right: Float[Array, "k n"]) -> Float[Array, "m n"]:

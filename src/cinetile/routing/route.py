@@ -8,7 +8,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
@@ -26,13 +26,20 @@ class HeadRoutes(NamedTuple):
     """Which pattern suits each head, and what each pattern would get wrong there.
 
     Attributes:
-        routes: index of the pattern with the smallest error, `[batch, heads]`.
+        routes: index of the pattern with the smallest finite error, `[batch, heads]`; 0 where no
+            error is finite.
         errors: mean squared error of each pattern's output against dense attention on the
-            sampled rows, float32, `[batch, heads, patterns]`.
+            sampled rows, float32, `[batch, heads, patterns]`. Not finite where query, key or value
+            hold inf or NaN outside of the padding, or values so large that squares overflow.
     """
 
     routes: Int[Array, "batch heads"]
     errors: Float[Array, "batch heads patterns"]
+
+    @property
+    def are_known(self) -> Bool[Array, "batch heads"]:
+        """Whether any pattern of a head has a finite error, so that its route means something."""
+        return jnp.isfinite(self.errors).any(axis=-1)
 
 
 def route_heads(
@@ -51,7 +58,8 @@ def route_heads(
     """Finds the pattern that suits each head by attention of a few sampled query rows.
 
     The rows' dense attention is computed once, every pattern's from the same scores, and the
-    pattern whose output has the smallest mean squared error wins; among equals the first. Time
+    pattern whose output has the smallest mean squared error wins; among equals the first. Padding
+    (see `prompt_length`) counts for nothing, whatever it holds. Time
     is that of the sampled rows of dense attention, memory O(samples x tokens): one head after
     the other. No gradient flows through it.
 
@@ -115,6 +123,7 @@ def _route(
     kept = jnp.stack([kept_keys(one, rows) for one in masks])
     sampled = query[:, rows]
     exists = None if valid_text is None else text_exists(masks[0].grid, valid_text)
+    rows_exist = None if exists is None else exists[:, rows]
 
     def one_head(arguments: tuple[Array, Array]) -> Float[Array, " patterns"]:
         row, head = arguments
@@ -124,12 +133,14 @@ def _route(
             value[row, :, head],
             kept,
             None if exists is None else exists[row],
+            None if rows_exist is None else rows_exist[row],
             scale,
         )
 
     row, head = (index.reshape(-1) for index in jnp.indices((batch, heads)))
     errors = jax.lax.map(one_head, (row, head)).reshape(batch, heads, len(masks))
-    return HeadRoutes(jnp.argmin(errors, axis=-1).astype(jnp.int32), errors)
+    finite = jnp.where(jnp.isfinite(errors), errors, jnp.inf)
+    return HeadRoutes(jnp.argmin(finite, axis=-1).astype(jnp.int32), errors)
 
 
 def _check_masks(masks: Sequence[Mask | TilePlan]) -> tuple[Mask | TilePlan, ...]:

@@ -147,7 +147,9 @@ class TensorAttention:
                 scale=scale,
                 prompt_length=prompt_length,
             )
-            routes, errors = plans[np.asarray(found.routes)], np.asarray(found.errors)
+            chosen = plans[np.asarray(found.routes)]
+            routes = np.where(np.asarray(found.are_known), chosen, 0).astype(np.int32)
+            errors = np.asarray(found.errors)
         routed = time.perf_counter()
         output = self.runner(query, key, value, routes, scale, prompt_length)
         return Attended(
@@ -177,7 +179,7 @@ class DirectRunner:
         scale: float,
         prompt_length: Int[np.ndarray, " batch"] | None,
     ) -> torch.Tensor:
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         self._attend(
             _operand(query),
             _operand(key),
