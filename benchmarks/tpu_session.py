@@ -106,9 +106,9 @@ def measure(workload: Workload, implementation: str, repeats: int) -> list[dict[
     for softmax, arrays in (("fixed", inputs), ("online", online)):
         result = measure_ladder(config, arrays).to_dict()
         for row in result["rows"]:
-            rows.append(row | {"pattern": workload.pattern, "softmax": softmax})
+            rows.append(row | {"pattern": workload.pattern_name, "softmax": softmax})
             print(
-                f"{implementation:24} {workload.pattern:9} {softmax:7} {row['mode']:8} "
+                f"{implementation:24} {workload.pattern_name:9} {softmax:7} {row['mode']:8} "
                 f"{row['ms_median']:8.2f} ms, relative error {row['rel_error']:.1e}",
                 flush=True,
             )

@@ -54,7 +54,7 @@ def table_rows(video: str, report: StaticReport) -> list[str]:
     lines = []
     for softmax in report.config.softmaxes:
         times = [f"{row.static_ms:.1f}" for row in report.rows if row.softmax == softmax]
-        pattern = report.config.workload.pattern
+        pattern = report.config.workload.pattern_name
         lines.append("| " + " | ".join([video, pattern, kernels, softmax, *times]) + " |")
     return lines
 

@@ -20,6 +20,7 @@ from cinetile.masks import (
     temporal_mask,
     width_from_density,
 )
+from cinetile.patterns import PATTERNS, Pattern
 from cinetile.plans import PlanStats, TileKind, TilePlan, plan_tiles
 from cinetile.policy import DensityRule, SparsityPolicy
 from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
@@ -27,11 +28,13 @@ from cinetile.routing import HeadRoutes, route_heads, svg_probe_masks
 __version__ = version("cinetile")
 
 __all__ = [
+    "PATTERNS",
     "DensityRule",
     "ExpectedWork",
     "HeadRoutes",
     "ImplementationStatus",
     "Mask",
+    "Pattern",
     "PlanChoice",
     "PlanStats",
     "RouteEntry",

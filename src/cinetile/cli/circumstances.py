@@ -18,7 +18,7 @@ def workload_facts(workload: Workload) -> Facts:
         ),
         (
             "mask",
-            f"{workload.pattern}, width {mask.width:,}, sink of "
+            f"{workload.pattern_name}, width {mask.width:,}, sink of "
             f"{counted(workload.sink_frames, 'frame')}: "
             f"{percent(mask.density)} of the pairs",
         ),

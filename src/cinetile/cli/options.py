@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from cinetile.grid import TokenGrid
-from cinetile.lab.bench import DTYPES, PATTERNS, Workload
+from cinetile.lab.bench import DTYPES, Workload
+from cinetile.patterns import PATTERN_NAMES
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import PRESETS, SparsityPolicy
 
@@ -205,7 +206,7 @@ shape_options = stacked(
     click.option("--width", type=int, help="Width of the band in tokens, instead of --density."),
     click.option(
         "--pattern",
-        type=click.Choice(PATTERNS),
+        type=click.Choice(PATTERN_NAMES),
         default="spatial",
         show_default=True,
         help="Which keys a query keeps; svg-* are the masks of Sparse VideoGen as published.",

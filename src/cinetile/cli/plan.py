@@ -99,7 +99,7 @@ def _print(console: Console, workload: Workload, plans: dict[str, TilePlan]) -> 
                 ("tokens", str(workload.grid)),
                 (
                     "mask",
-                    f"{workload.pattern}, width {mask.width:,}, sink of "
+                    f"{workload.pattern_name}, width {mask.width:,}, sink of "
                     f"{counted(workload.sink_frames, 'frame')}: "
                     f"{percent(mask.density)} of the pairs",
                 ),

@@ -35,8 +35,9 @@ from cinetile.lab.canvas import require_matplotlib
 from cinetile.lab.inputs import Inputs, SavedCall, clip_inputs, find_calls, load_qkv, sample_clip
 from cinetile.layer.route_table import RouteEntry, RouteTable
 from cinetile.layer.sparse_attention import SparseAttention
+from cinetile.patterns import PATTERN_NAMES
 from cinetile.policy import EXPERTS, PRESETS, SparsityPolicy
-from cinetile.policy.policy import PATTERNS, POLICY_MODES
+from cinetile.policy.policy import POLICY_MODES
 
 _MAX_HEADS_LISTED = 32
 
@@ -53,7 +54,7 @@ _policy_options = stacked(
         help=f"Fraction of pairs that a band keeps.  [default: {DEFAULT_DENSITY}]",
     ),
     click.option(
-        "--patterns", metavar="A,B", type=NamesType(PATTERNS), help="What to choose from."
+        "--patterns", metavar="A,B", type=NamesType(PATTERN_NAMES), help="What to choose from."
     ),
     click.option(
         "--width-multiple", type=int, help="Band widths are rounded up to a multiple of this."

@@ -106,8 +106,8 @@ def _print(console: Console, result: StaticReport) -> None:
                 ("tokens", f"{workload.grid}, {counted(workload.heads, 'head')}"),
                 (
                     "mask",
-                    f"{workload.pattern}, width {mask.width:,}: {percent(mask.density)} of the "
-                    "pairs",
+                    f"{workload.pattern_name}, width {mask.width:,}: "
+                    f"{percent(mask.density)} of the pairs",
                 ),
                 ("tiles", f"{workload.block_q} queries x {workload.block_kv} keys"),
             ]

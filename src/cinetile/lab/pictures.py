@@ -11,17 +11,21 @@ from cinetile.grid import TokenGrid, TokenOrder
 from cinetile.lab.bench import LadderResult, LadderRow
 from cinetile.lab.canvas import Canvas, require_matplotlib
 from cinetile.layer.route_table import RouteTable
+from cinetile.patterns import PATTERN_NAMES
 from cinetile.plans import TilePlan
 from cinetile.plans.picture import downsample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-# Wong's palette, which stays apart for all common kinds of colour blindness and in grey.
+# Wong's palette, whose colours stay apart for all common kinds of colour blindness and in grey.
 _SKIPPED = "#eceff1"
 _FULL = "#0072b2"
 _MASKED = "#e69f00"
 _RIVAL = "#9aa0a6"
-_PATTERN_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
+_PATTERN_COLOURS = (
+    *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442"),
+    *("#6a3d9a", "#8c564b", "#17becf", "#7f7f7f", "#000000"),
+)
 _EDGE_LINE = "#111111"
 _FAINT = "#5f6368"
 
@@ -132,6 +136,17 @@ def route_picture(table: RouteTable, path: str | os.PathLike[str]) -> None:
     canvas.save(path)
 
 
+def pattern_colours(names: Sequence[str]) -> list[str]:
+    """Returns a colour for each pattern: the same one in every picture for those of `PATTERNS`.
+
+    Args:
+        names: names of patterns; those of other patterns get the colours that are left over.
+    """
+    others = [name for name in names if name not in PATTERN_NAMES]
+    order = [*PATTERN_NAMES, *others]
+    return [_PATTERN_COLOURS[order.index(name) % len(_PATTERN_COLOURS)] for name in names]
+
+
 def _draw_routes(axes: "Axes", table: RouteTable) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -139,7 +154,7 @@ def _draw_routes(axes: "Axes", table: RouteTable) -> None:
     names = ["dense", *table.patterns]
     calls = table.calls()
     heads = max(len(entries) for entries in calls.values())
-    colours = [_SKIPPED, *_PATTERN_COLOURS[: len(table.patterns)]]
+    colours = [_SKIPPED, *pattern_colours(table.patterns)]
     drawn = np.full((len(table.layers), len(table.steps) * heads), np.nan)
     for (step, layer), entries in calls.items():
         column = table.steps.index(step) * heads

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -11,18 +11,16 @@ from jaxtyping import Int
 from cinetile import _checks
 from cinetile.grid import TokenGrid, require_grid
 from cinetile.kernels import default_blocks
-from cinetile.masks import Mask, dense_mask, spatial_mask, svg_mask, temporal_mask
+from cinetile.masks import Mask, dense_mask
+from cinetile.patterns import DENSE, as_pattern, width_multiple
 from cinetile.plans import TilePlan, plan_tiles
 from cinetile.policy.intervals import last_bound
 from cinetile.policy.policy import EXPERTS, SparsityPolicy
-from cinetile.routing import svg_probe_masks
 
 # A plan that visits this many times the pairs of its mask has lost what the mask is for.
 _MOST_WASTE = 2.0
 # A plan that visits this share of the pairs saves nothing worth the name.
 _DENSE_IN_ALL_BUT_NAME = 0.95
-# Band widths are multiples of this, but no coarser than so many of them fill the tokens.
-_WIDTH_MULTIPLE, _WIDTHS = 128, 32
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class PlanChoice:
     density: float
 
     def __str__(self) -> str:
-        return self.pattern if self.pattern == "dense" else f"{self.pattern} {self.density:g}"
+        return self.pattern if self.pattern == DENSE else f"{self.pattern} {self.density:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +103,10 @@ def policy_plans(
             levels.append(densities)
         level_of[step, layer] = levels.index(densities)
 
-    choices = [PlanChoice("dense", 1.0)]
+    choices = [PlanChoice(DENSE, 1.0)]
     plans_of_level: list[tuple[int, ...]] = [()]
     for densities in levels[1:]:
-        of_level = [PlanChoice(*pair) for pair in zip(policy.patterns, densities, strict=True)]
+        of_level = [PlanChoice(*pair) for pair in zip(policy.pattern_names, densities, strict=True)]
         choices += [choice for choice in of_level if choice not in choices]
         plans_of_level.append(tuple(choices.index(choice) for choice in of_level))
     block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation, sparse=True)
@@ -141,7 +139,7 @@ def _table_size(
 def _plan(
     policy: SparsityPolicy, grid: TokenGrid, choice: PlanChoice, block_q: int, block_kv: int
 ) -> TilePlan:
-    if choice.pattern == "dense":
+    if choice.pattern == DENSE:
         return plan_tiles(dense_mask(grid), block_q, block_kv, "dense")
     mode: Any = policy.mode
     rounding: Any = policy.rounding if mode == "aligned" else None
@@ -176,35 +174,16 @@ def _warn_of_coarse_tiles(plans: tuple[TilePlan, ...], choices: list[PlanChoice]
 
 
 def probe_masks(policy: SparsityPolicy, grid: TokenGrid) -> tuple[Mask, ...]:
-    """Upstream's probes for each of the policy's patterns."""
-    spatial, temporal = svg_probe_masks(grid, upstream_model(grid))
-    return tuple(temporal if "temporal" in pattern else spatial for pattern in policy.patterns)
-
-
-def upstream_model(grid: TokenGrid) -> Literal["wan", "hunyuan", "cogvideox"]:
-    """The model of Sparse VideoGen that has its text where the grid has it."""
-    if not grid.text_tokens:
-        return "wan"
-    return "cogvideox" if grid.text_first else "hunyuan"
+    """Returns the probe of each of the policy's patterns."""
+    probes = [as_pattern("patterns", pattern).probe for pattern in policy.patterns]
+    return tuple(probe(grid) for probe in probes if probe is not None)
 
 
 def _mask(policy: SparsityPolicy, grid: TokenGrid, choice: PlanChoice) -> Mask:
-    if choice.pattern.startswith("svg-"):
-        pattern: Any = choice.pattern.removeprefix("svg-")
-        model = upstream_model(grid)
-        # Only Wan's sink is a choice; the other models keep what upstream ships.
-        sink = bool(policy.sink_frames) if model == "wan" else None
-        return svg_mask(grid, pattern, choice.density, model=model, sink=sink)
-    build = spatial_mask if choice.pattern == "spatial" else temporal_mask
-    return build(
+    pattern = policy.patterns[policy.pattern_names.index(choice.pattern)]
+    return as_pattern("patterns", pattern).mask(
         grid,
         choice.density,
         sink_frames=policy.sink_frames,
-        multiple=policy.width_multiple or _width_multiple(grid),
+        multiple=policy.width_multiple or width_multiple(grid),
     )
-
-
-def _width_multiple(grid: TokenGrid) -> int:
-    """Upstream's 128, or less where that would be a large share of the tokens."""
-    share = max(1, grid.num_tokens // _WIDTHS)
-    return min(_WIDTH_MULTIPLE, 1 << (share.bit_length() - 1))

@@ -239,7 +239,7 @@ class SparseAttention:
             jnp.asarray(decision.step, jnp.int32),
             jnp.asarray(decision.layer, jnp.int32),
             self.planned.choices,
-            self.policy.patterns,
+            self.policy.pattern_names,
         )
         return output, record
 

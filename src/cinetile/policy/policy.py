@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cinetile import _checks
+from cinetile.patterns import Pattern, as_pattern, canonical_pattern, name_of
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import files
 from cinetile.policy.intervals import (
@@ -19,7 +20,6 @@ from cinetile.policy.intervals import (
 )
 from cinetile.policy.presets import PRESETS
 
-PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
 POLICY_MODES: tuple[str, ...] = ("split", "aligned")
 EXPERTS: tuple[str, ...] = ("high_noise", "low_noise")
 PROBES: tuple[str, ...] = ("plan", "svg")
@@ -36,13 +36,17 @@ class DensityRule:
         layers: likewise.
         expert: "high_noise" or "low_noise" (Wan 2.2); None for any model.
         pattern: one of the policy's patterns; None for all.
+
+    Raises:
+        TypeError: a setting has the wrong type.
+        ValueError: a setting is out of range or names something unknown.
     """
 
     density: float
     steps: Interval | None = None
     layers: Interval | None = None
     expert: str | None = None
-    pattern: str | None = None
+    pattern: str | Pattern | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "density", _density("density", self.density))
@@ -53,7 +57,7 @@ class DensityRule:
         if self.expert is not None:
             _checks.choice("expert", self.expert, EXPERTS)
         if self.pattern is not None:
-            _checks.choice("pattern", self.pattern, PATTERNS)
+            object.__setattr__(self, "pattern", canonical_pattern("pattern", self.pattern))
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,10 @@ class SparsityPolicy:
         dense_steps: steps in which every head attends densely. Denoising fixes layout and motion
             early, so a dense warm-up pays.
         dense_layers: layers in which every head attends densely.
-        patterns: what a head can be routed to: "spatial" and "temporal" for the library's masks,
-            "svg-spatial" and "svg-temporal" for those of Sparse VideoGen: for Wan on grids
-            without text, HunyuanVideo with text behind and CogVideoX with text in front.
+        patterns: what a head can be routed to, by the names of `PATTERNS` or as `Pattern` objects:
+            "spatial" and "temporal" are the library's masks, "svg-spatial" and "svg-temporal"
+            those of Sparse VideoGen (for Wan on grids without text, HunyuanVideo with text after
+            the video, CogVideoX with text before it). With a single pattern, heads are not routed.
         sink_frames: first frames of the video that every query keeps; 0 or 1 for svg patterns.
         mode: "aligned" or "split", as in `plan_tiles`.
         rounding: how aligned plans round boundary tiles.
@@ -85,8 +90,8 @@ class SparsityPolicy:
             grids under 4,096 tokens a smaller power of two. svg patterns keep upstream's 128.
         num_samples: query rows on which a head is routed.
         first_tokens: the rows are drawn from so many first video tokens; None for all.
-        probe: "plan" routes by the pairs that will run, "svg" by upstream's masks of two frames,
-            whatever the density.
+        probe: "plan" routes by the pairs that will run, "svg" by the patterns' probes: upstream's
+            masks of two frames, whatever the density.
         fraction_rounding: "up" or "down": how fractions of steps and layers become whole.
 
     Raises:
@@ -101,7 +106,7 @@ class SparsityPolicy:
     rules: tuple[DensityRule, ...] = ()
     dense_steps: tuple[Interval, ...] = ((0, 0.2),)
     dense_layers: tuple[Interval, ...] = ((0, 1),)
-    patterns: tuple[str, ...] = ("spatial", "temporal")
+    patterns: tuple[str | Pattern, ...] = ("spatial", "temporal")
     sink_frames: int = 1
     mode: str = "aligned"
     rounding: str = "balanced"
@@ -125,9 +130,10 @@ class SparsityPolicy:
             object.__setattr__(self, name, value)
         for rule in self.rules:
             if rule.pattern is not None:
-                _checks.choice("pattern of a rule", rule.pattern, self.patterns)
-        svg = any(pattern.startswith("svg-") for pattern in self.patterns)
-        _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=1 if svg else None)
+                _checks.choice("pattern of a rule", name_of(rule.pattern), self.pattern_names)
+        limits = [as_pattern("patterns", pattern).max_sink_frames for pattern in self.patterns]
+        lowest = min((limit for limit in limits if limit is not None), default=None)
+        _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=lowest)
         _checks.choice("mode", self.mode, POLICY_MODES)
         _checks.choice("rounding", self.rounding, ROUNDINGS)
         for name in ("block_q", "block_kv", "first_tokens", "width_multiple", "num_samples"):
@@ -136,6 +142,13 @@ class SparsityPolicy:
                 object.__setattr__(self, name, _checks.integer(name, size, minimum=1))
         _checks.choice("probe", self.probe, PROBES)
         _checks.choice("fraction_rounding", self.fraction_rounding, FRACTION_ROUNDINGS)
+        if self.probe == "svg":
+            for pattern in self.patterns:
+                if as_pattern("patterns", pattern).probe is None:
+                    raise ValueError(
+                        f"probe must be 'plan' with the pattern {name_of(pattern)!r}, which has no "
+                        f"probe of its own, got {self.probe!r}"
+                    )
         self._warn_of_low_density()
 
     def _warn_of_low_density(self) -> None:
@@ -192,12 +205,16 @@ class SparsityPolicy:
         values["rules"] = tuple(_rule(rule) for rule in rules)
         return SparsityPolicy(**values)
 
+    @property
+    def pattern_names(self) -> tuple[str, ...]:
+        """Names of the patterns, in their order."""
+        return tuple(name_of(pattern) for pattern in self.patterns)
+
     def to_dict(self) -> dict[str, Any]:
-        """The settings by name, as a file holds them: lists instead of tuples."""
-        settings = dataclasses.asdict(self)
-        for rule in settings["rules"]:
-            for name in [name for name, value in rule.items() if value is None]:
-                del rule[name]
+        """Returns the settings by name, with lists instead of tuples and names of patterns."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        settings["patterns"] = self.pattern_names
+        settings["rules"] = [_rule_settings(rule) for rule in self.rules]
         return _as_lists(settings)
 
     @staticmethod
@@ -216,7 +233,17 @@ class SparsityPolicy:
             raise ValueError(f"{os.fspath(path)} holds no valid policy: {error}") from error
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
-        """Writes the policy to a `.json`, `.yaml` or `.yml` file, whole or not at all."""
+        """Writes the policy to a `.json`, `.yaml` or `.yml` file, whole or not at all.
+
+        Raises:
+            ValueError: the suffix is unknown, or the policy has a pattern that is not in
+                `PATTERNS`, which a file cannot name.
+        """
+        for pattern in self.patterns:
+            if isinstance(pattern, Pattern):
+                raise ValueError(
+                    f"patterns must be in PATTERNS for a file to name them, got {pattern.name!r}"
+                )
         files.write(path, self.to_dict())
 
     def densities(
@@ -242,7 +269,7 @@ class SparsityPolicy:
             return None
         if any(contains(one, layer, num_layers, rounding) for one in self.dense_layers):
             return None
-        densities = dict.fromkeys(self.patterns, self.density)
+        densities = dict.fromkeys(self.pattern_names, self.density)
         for rule in self.rules:
             if rule.expert not in (None, expert):
                 continue
@@ -250,8 +277,8 @@ class SparsityPolicy:
                 continue
             if rule.layers is not None and not contains(rule.layers, layer, num_layers, rounding):
                 continue
-            for pattern in self.patterns if rule.pattern is None else (rule.pattern,):
-                densities[pattern] = rule.density
+            chosen = self.patterns if rule.pattern is None else (rule.pattern,)
+            densities.update(dict.fromkeys(map(name_of, chosen), rule.density))
         return tuple(densities.values())
 
 
@@ -270,14 +297,14 @@ def _rules(rules: Any) -> tuple[DensityRule, ...]:
     return tuple(rules)
 
 
-def _patterns(patterns: Any) -> tuple[str, ...]:
+def _patterns(patterns: Any) -> tuple[str | Pattern, ...]:
     if not isinstance(patterns, tuple | list) or not patterns:
         raise ValueError(f"patterns must name at least one pattern, got {patterns!r}")
-    for pattern in patterns:
-        _checks.choice("patterns", pattern, PATTERNS)
-    if len(set(patterns)) < len(patterns):
-        raise ValueError(f"patterns must name none twice, got {patterns}")
-    return tuple(patterns)
+    canonical = tuple(canonical_pattern("patterns", pattern) for pattern in patterns)
+    names = tuple(map(name_of, canonical))
+    if len(set(names)) < len(names):
+        raise ValueError(f"patterns must name none twice, got {names}")
+    return canonical
 
 
 def _rule(settings: Any) -> DensityRule:
@@ -291,6 +318,13 @@ def _rule(settings: Any) -> DensityRule:
         if values.get(name) is not None:
             values[name] = interval(name, values[name])
     return DensityRule(**values)
+
+
+def _rule_settings(rule: DensityRule) -> dict[str, Any]:
+    settings = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    if rule.pattern is not None:
+        settings["pattern"] = name_of(rule.pattern)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _require_known(what: str, settings: Any, known: tuple[str, ...]) -> None:

@@ -14,11 +14,10 @@ from cinetile.lab.bench.rivals import RIVALS, RivalRow
 from cinetile.lab.bench.sources import InputSource, load_inputs
 from cinetile.lab.bench.timing import Progress, Timing, time_interleaved
 from cinetile.lab.bench.tune import TuneConfig, TuneResult, TuneRow, tune_blocks
-from cinetile.lab.bench.workload import DTYPES, PATTERNS, Workload
+from cinetile.lab.bench.workload import DTYPES, Workload
 
 __all__ = [
     "DTYPES",
-    "PATTERNS",
     "RIVALS",
     "InputSource",
     "LadderConfig",

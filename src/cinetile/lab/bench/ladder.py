@@ -269,7 +269,7 @@ def measure_ladder(
             )
             for rival in rivals
         ),
-        overheads=overhead_rows(chosen, timings) if config.with_routing else (),
+        overheads=overhead_rows(workload, chosen, timings) if config.with_routing else (),
         mask_errors=tuple(mask_errors),
     )
 

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from cinetile.kernels.base import Implementation
 from cinetile.lab.bench.timing import Timing
 from cinetile.lab.bench.workload import Workload
+from cinetile.patterns import Pattern, name_of
 from cinetile.placement import place, restore
-from cinetile.plans import TilePlan
+from cinetile.policy import PRESETS, SparsityPolicy
 from cinetile.routing import route_heads
 
 ROUTING, PLACEMENT = "routing", "placement"
@@ -52,8 +53,8 @@ def overhead_calls(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
 ) -> dict[str, Callable[[], object]]:
-    """Calls to time: routing of all heads between the two patterns, and placement if any."""
-    plans = _candidates(workload)
+    """Calls to time: routing of all heads between two patterns, and placement if any."""
+    plans = [replace(workload, pattern=name).plan("aligned") for name in _routed(workload)]
     rng = jax.random.key(0)
 
     def route() -> object:
@@ -61,7 +62,7 @@ def overhead_calls(
 
     if not implementation.moves_tokens:
         return {ROUTING: route}
-    mask, grid = plans[1].mask, workload.grid
+    mask, grid = plans[-1].mask, workload.grid
 
     @jax.jit
     def move(query: Array, key: Array, value: Array) -> tuple[Array, ...]:
@@ -75,13 +76,15 @@ def overhead_calls(
 
 
 def overhead_rows(
-    implementation: Implementation, timings: dict[str, Timing]
+    workload: Workload, implementation: Implementation, timings: dict[str, Timing]
 ) -> tuple[OverheadRow, ...]:
     """The rows of what `overhead_calls` gave to time."""
     aligned = timings.get("aligned")
+    names = [name_of(pattern) for pattern in _routed(workload)]
+    patterns = " and ".join(f"the {name}" for name in names)
     notes = {
-        ROUTING: "64 sampled rows against all keys, for the spatial and the temporal pattern",
-        PLACEMENT: "all heads temporal; a part of the kernel's own time",
+        ROUTING: f"64 sampled rows against all keys, for {patterns} pattern",
+        PLACEMENT: f"all heads {names[-1]}; a part of the kernel's own time",
     }
     timing_of = {name: timings[name] for name in notes if name in timings}
     if not implementation.moves_tokens:
@@ -102,11 +105,14 @@ def overhead_rows(
     )
 
 
-def _candidates(workload: Workload) -> tuple[TilePlan, TilePlan]:
-    """The aligned plans between which a layer would route: spatial and temporal."""
-    prefix = "svg-" if workload.pattern.startswith("svg-") else ""
-    spatial, temporal = (
-        replace(workload, pattern=f"{prefix}{name}").plan("aligned")
-        for name in ("spatial", "temporal")
-    )
-    return spatial, temporal
+def _routed(workload: Workload) -> tuple[str | Pattern, ...]:
+    """The patterns between which a layer with the workload's pattern would route.
+
+    Those of the first preset that has it; the first pattern of the default policy and the
+    workload's own where no preset does.
+    """
+    default = SparsityPolicy().patterns
+    for patterns in (default, *(SparsityPolicy.preset(name).patterns for name in PRESETS)):
+        if workload.pattern in patterns:
+            return patterns
+    return default[0], workload.pattern

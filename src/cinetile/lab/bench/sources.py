@@ -59,7 +59,7 @@ def load_inputs(
     if grid.text_tokens:
         raise ValueError(f"a clip has no text tokens, but the grid has {grid.text_tokens}")
     # Even heads of a clip are spatial and odd ones temporal.
-    first = 1 if workload.pattern.endswith("temporal") else 0
+    first = 1 if workload.mask().key_order.layout == "token_major" else 0
     inputs = clip_inputs(
         _path(source),
         grid.frames,

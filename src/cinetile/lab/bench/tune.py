@@ -144,7 +144,8 @@ class TuneResult:
             **merged["measured"],
             f"{self.variant} {self.workload.dtype} {tokens}": (
                 f"{machine.cpu}, {machine.threads} threads, jax {machine.jax}, {self.mode} plan, "
-                f"{self.workload.pattern}, {self.workload.heads} heads of {self.workload.head_dim}"
+                f"{self.workload.pattern_name}, {self.workload.heads} heads of "
+                f"{self.workload.head_dim}"
             ),
         }
         return {**merged, "blocks": blocks, "measured": measured}

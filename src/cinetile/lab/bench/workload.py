@@ -1,15 +1,16 @@
 """What is to be computed: the grid, the mask, the arrays' shape and the tiles."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.kernels import default_blocks
-from cinetile.masks import Mask, spatial_mask, svg_mask, temporal_mask
+from cinetile.masks import Mask
+from cinetile.masks.widths import WIDTH_MULTIPLE
+from cinetile.patterns import Pattern, as_pattern, canonical_pattern, name_of
 from cinetile.plans import MODES, ROUNDINGS, TilePlan, plan_tiles
 
-PATTERNS: tuple[str, ...] = ("spatial", "temporal", "svg-spatial", "svg-temporal")
 DTYPES: tuple[str, ...] = ("bfloat16", "float32")
 
 
@@ -19,8 +20,7 @@ class Workload:
 
     Attributes:
         grid: the tokens.
-        pattern: "spatial" or "temporal" for the library's masks, "svg-spatial" or
-            "svg-temporal" for those of Sparse VideoGen as published for Wan.
+        pattern: a name of `cinetile.patterns.PATTERNS`, or a `Pattern`.
         density: fraction of pairs that the mask's band keeps. Either this or `width`.
         width: the band's width in tokens.
         sink_frames: first frames that every query keeps; 0 or 1 for the svg patterns.
@@ -34,7 +34,7 @@ class Workload:
     """
 
     grid: TokenGrid
-    pattern: str = "spatial"
+    pattern: str | Pattern = "spatial"
     density: float | None = None
     width: int | None = None
     sink_frames: int = 1
@@ -49,7 +49,7 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.grid, TokenGrid):
             raise TypeError(f"grid must be a TokenGrid, got {type(self.grid).__name__}")
-        _checks.choice("pattern", self.pattern, PATTERNS)
+        object.__setattr__(self, "pattern", canonical_pattern("pattern", self.pattern))
         _checks.choice("dtype", self.dtype, DTYPES)
         _checks.choice("rounding", self.rounding, ROUNDINGS)
         for name in ("batch", "heads", "head_dim"):
@@ -59,19 +59,15 @@ class Workload:
                 _checks.integer(name, getattr(self, name), minimum=1)
         self.mask()
 
+    @property
+    def pattern_name(self) -> str:
+        """Name of the pattern, for tables and files."""
+        return name_of(self.pattern)
+
     def mask(self) -> Mask:
         """The mask that `pattern`, `density` or `width`, and `sink_frames` describe."""
-        if self.pattern == "spatial":
-            return spatial_mask(self.grid, self.density, self.width, self.sink_frames)
-        if self.pattern == "temporal":
-            return temporal_mask(self.grid, self.density, self.width, self.sink_frames)
-        sink_frames = _checks.integer("sink_frames", self.sink_frames, minimum=0, maximum=1)
-        return svg_mask(
-            self.grid,
-            "spatial" if self.pattern == "svg-spatial" else "temporal",
-            self.density,
-            self.width,
-            sink=bool(sink_frames),
+        return as_pattern("pattern", self.pattern).mask(
+            self.grid, self.density, self.width, self.sink_frames, multiple=WIDTH_MULTIPLE
         )
 
     def with_blocks(self, implementation: str | None = None) -> "Workload":
@@ -110,7 +106,8 @@ class Workload:
     def to_dict(self) -> dict[str, Any]:
         mask = self.mask()
         return {
-            **asdict(self),
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "pattern": self.pattern_name,
             "grid": [self.grid.frames, self.grid.height, self.grid.width],
             "text_tokens": self.grid.text_tokens,
             "num_tokens": self.grid.num_tokens,

@@ -249,7 +249,7 @@ def _row(
     merge_ms = 0.0 if len(compiled) == 1 else _merge_ms(workload, target, heads, itemsize)
     return StaticRow(
         mode=mode,
-        pattern=workload.pattern,
+        pattern=workload.pattern_name,
         softmax=softmax,
         static_ms=sum(part.static_ms for part in estimates) + merge_ms,
         error_band=max(part.error_band for part in estimates),
