@@ -21,6 +21,7 @@ ORDER = (
     "kernels",
     "attention",
     "routing",
+    "patterns",
     "policy",
     "parallel",
     "layer",
