@@ -103,7 +103,7 @@ class Videos:
         held_out = scenes.held_out_scenes()
         self.scenes = held_out[:: len(held_out) // prompts][:prompts]
         self.seeds, self.steps = seeds, steps
-        self.plan = self.pipe.check_inputs(scenes.caption(self.scenes[0]))
+        self.plan = self.pipe.plan(scenes.caption(self.scenes[0]))
 
     def render(self, policy: ct.SparsityPolicy | None) -> tuple[np.ndarray, float]:
         """Videos `[seeds * prompts, frames, height, width, 3]`, and the time to denoise them."""

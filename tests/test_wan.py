@@ -1,5 +1,6 @@
 """The Wan models and the pipeline: what parity with diffusers does not show."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from wan_models import GOLDEN, random_model, small_pipeline
+from wan_models import GOLDEN, change_json, random_model, small_pipeline
 from wan_suite import two_experts
 
 import cinetile as ct
@@ -19,12 +20,14 @@ from cinetile.models.wan import (
     AutoencoderKLWanConfig,
     DenseAttention,
     FlowMatchEulerDiscreteScheduler,
+    GenerationDefaults,
     Tiling,
     UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
     WanTransformerConfig,
 )
+from cinetile.models.wan.cost import CallCost, call_cost, duration
 from cinetile.models.wan.layers import pack_layers, random_weight
 
 
@@ -229,6 +232,10 @@ class TestSize:
             ({"height": 15}, "height must be at least 16, got 15"),
             ({"num_frames": 0}, "num_frames must be at least 1"),
             ({"width": 20_000}, "width must be at most 16399"),
+            (
+                {"num_frames": 4000, "height": 16_000, "width": 16_000},
+                r"must make at most 4,194,304 tokens, got 1,000,000,000 for 3997 frames of 16000x",
+            ),
         ],
     )
     def test_bounds(self, arguments: dict[str, int], message: str):
@@ -370,6 +377,21 @@ class TestPipeline:
                 "generator and seed exclude each other",
             ),
             ({"num_videos_per_prompt": 0}, "num_videos_per_prompt must be at least 1"),
+            ({"num_videos_per_prompt": 10**9}, "must ask for at most 932067 videos of 18 tokens"),
+            ({"num_inference_steps": 10**9}, "num_inference_steps must be at most 65536"),
+            ({"max_sequence_length": 10**9}, "max_sequence_length must be at most 16384"),
+            (
+                {
+                    "prompt": None,
+                    "prompt_embeds": np.zeros((1, 4, 16), np.float32),
+                    "negative_prompt": "dark",
+                },
+                "negative_prompt needs prompt",
+            ),
+            (
+                {"negative_prompt_embeds": np.zeros((2, 10, 16), np.float32)},
+                r"negative_prompt_embeds must be \[1, tokens, 16\], got \(2, 10, 16\)",
+            ),
             ({"max_sequence_length": 2}, "prompt must have at most 2 tokens"),
             (
                 {"latents": np.zeros((1, 4, 3, 4, 5), np.float32)},
@@ -403,6 +425,39 @@ class TestPipeline:
         with pytest.raises(ValueError, match=message):
             pipe(**cast(dict[str, Any], {"prompt": "a red ball"}) | arguments)
 
+    def test_plans_run_and_run_again(self, pipe: WanPipeline):
+        """A call is its plan and a run; a run takes nothing from the plan."""
+        generators = [np.random.default_rng(3) for _ in range(2)]
+        called = pipe("a red ball", "dark", generator=generators[0], output_type="latent")
+        plan = pipe.plan("a red ball", "dark", generator=generators[1], output_type="latent")
+        assert plan.guided
+        for planned in (plan, plan, pipe.embedded(plan)):
+            np.testing.assert_array_equal(pipe.run(planned).frames, called.frames)
+        assert generators[0].integers(2**31) == generators[1].integers(2**31)
+
+    def test_a_plan_keeps_its_scheduler(self, tmp_path: Path):
+        pipe = WanPipeline.from_pretrained(small_pipeline(tmp_path / "model"))
+        plan = pipe.plan("a", seed=0, output_type="latent")
+        expected = pipe.run(plan).frames
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler(3.0)
+        np.testing.assert_array_equal(pipe.run(plan).frames, expected)
+
+    def test_planning_reads_no_weights(self, pipe: WanPipeline, monkeypatch: pytest.MonkeyPatch):
+        def refuse(*_: object) -> None:
+            raise AssertionError("a model was asked for")
+
+        monkeypatch.setattr("cinetile.models.wan.weights.Part.get", refuse)
+        plan = pipe.plan(["a red ball", "a ball"], num_videos_per_prompt=3)
+        assert plan.latents.shape == (6, 4, 3, 4, 6)
+        with pytest.raises(ValueError, match="tensor_inputs must be one of"):
+            pipe.run(plan, callback_on_step_end_tensor_inputs=["noise"])
+
+    def test_negative_embeddings_beside_a_prompt(self, pipe: WanPipeline):
+        _, negative = pipe.encode_prompt("a red ball", "dark")
+        arguments: dict[str, Any] = {"seed": 1, "output_type": "latent"}
+        given = pipe("a red ball", negative_prompt_embeds=negative, **arguments)
+        np.testing.assert_array_equal(given.frames, pipe("a red ball", "dark", **arguments).frames)
+
     def test_models_can_be_given(self, pipe: WanPipeline):
         built = WanPipeline(
             tokenizer=pipe.tokenizer,
@@ -415,6 +470,66 @@ class TestPipeline:
         calls: list[Callable[..., Any]] = [pipe, built]
         one, other = (call("a red ball", seed=3, output_type="latent").frames for call in calls)
         np.testing.assert_array_equal(one, other)
+
+
+class TestTrainedSizes:
+    """A checkpoint says at which sizes it was trained."""
+
+    def open(self, tmp_path: Path, **changes: object) -> WanPipeline:
+        folder = small_pipeline(tmp_path / "model")
+        change_json(folder / "generation.json", **changes)
+        return WanPipeline.from_pretrained(folder)
+
+    def test_a_trained_size_is_quiet(self, tmp_path: Path):
+        pipe = self.open(tmp_path, trained_sizes=[[5, 8, 8], [3, 16, 24]])
+        assert pipe.defaults.trained_sizes == ((5, 8, 8), (3, 16, 24))
+        assert pipe.plan("a red ball").is_trained_size
+
+    def test_another_size_warns_of_noise_and_cost_once(self, tmp_path: Path):
+        pipe = self.open(tmp_path, trained_sizes=[[3, 16, 24]])
+        with pytest.warns(UserWarning, match="trained at 3 frames of 24x16 only") as caught:
+            plan = pipe.plan("a red ball", height=32)
+        [warning] = caught
+        message = str(warning.message)
+        assert re.search(
+            r"noise at 3 frames of 24x32.* 36 tokens, about \d+\.\d GiB of memory, and about \w+ "
+            r"\w+ with dense attention",
+            message,
+        )
+        assert warning.filename == __file__
+        assert not plan.is_trained_size
+        pipe.run(plan)  # warnings are errors: the run repeats none
+
+    def test_cost_grows_with_what_is_asked(self, pipe: WanPipeline):
+        def cost(steps: int = 10, videos: int = 1, guided: bool = False, **size: int) -> CallCost:
+            planned = pipe.video_size(**size)
+            return call_cost(pipe._parts, planned, videos=videos, steps=steps, guided=guided)
+
+        base = cost()
+        assert cost(steps=20).operations == 2 * base.operations
+        assert cost(guided=True).operations == 2 * base.operations
+        assert cost(videos=3).operations == 3 * base.operations
+        assert cost(videos=3).memory > base.memory
+        # Twice the tokens: twice the products with weights, four times those of attention.
+        assert 2 * base.operations < cost(height=32).operations < 4 * base.operations
+
+    @pytest.mark.parametrize(
+        ("sizes", "message"),
+        [
+            (((3, 16),), r"trained_sizes\[0\] must be \[num_frames, height, width\]"),
+            (((3, 0, 24),), r"trained_sizes\[0\] must be at least 1"),
+        ],
+    )
+    def test_bad_sizes(self, sizes: Any, message: str):
+        with pytest.raises(ValueError, match=message):
+            GenerationDefaults(trained_sizes=sizes)
+
+    @pytest.mark.parametrize(
+        ("seconds", "words"),
+        [(0.2, "a second"), (119.0, "119 seconds"), (600.0, "10 minutes"), (9000.0, "2 hours")],
+    )
+    def test_duration(self, seconds: float, words: str):
+        assert duration(seconds) == words
 
 
 class TestPolicy:
@@ -448,19 +563,20 @@ class TestPolicy:
         np.testing.assert_allclose(one, other, atol=1e-4)
 
     def test_implementations_agree(self, pipe: WanPipeline):
-        plan = pipe.check_inputs("a red ball", num_inference_steps=2)
-        first, _ = pipe.attentions(plan, self.policy, ("reference", "xla"))
+        size = pipe.video_size()
+        first, _ = pipe.attentions(size, 2, self.policy, ("reference", "xla"))
         assert isinstance(first, ct.SparseAttention)
         assert first.implementation == ("reference", "xla")
-        dense, _ = pipe.attentions(plan, None, ["xla"])
+        dense, _ = pipe.attentions(size, 2, None, ["xla"])
         assert isinstance(dense, DenseAttention)
         assert dense.implementation == ("xla",)
 
     @pytest.mark.filterwarnings("ignore:density .* is lost:UserWarning")
     def test_each_expert_has_its_own(self, tmp_path: Path):
         pipe = WanPipeline.from_pretrained(two_experts(GOLDEN, tmp_path))
-        plan = pipe.check_inputs("a red ball", height=32, width=32, num_frames=5)
-        pair: tuple[Any, Any] = pipe.attentions(plan, ct.SparsityPolicy.preset("moderate"))
+        policy = ct.SparsityPolicy.preset("moderate")
+        plan = pipe.plan("a red ball", height=32, width=32, num_frames=5, policy=policy)
+        pair: tuple[Any, Any] = plan.attentions
         assert [one.expert for one in pair] == ["high_noise", "low_noise"]
         assert {(one.num_steps, one.num_layers) for one in pair} == {(50, 2)}
 

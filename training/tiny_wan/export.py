@@ -113,6 +113,7 @@ _GENERATION = {
     "num_inference_steps": STEPS,
     "guidance_scale": GUIDANCE,
     "max_sequence_length": MAX_TOKENS,
+    "trained_sizes": [[FRAMES, SIZE, SIZE]],
 }
 _SCHEDULER = {
     "_class_name": "UniPCMultistepScheduler",

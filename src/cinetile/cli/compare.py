@@ -1,7 +1,6 @@
 """`cinetile compare`: dense against sparse, speed and quality."""
 
 import dataclasses
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,67 +136,83 @@ def compare_command(
         return
     if prompt is None:
         raise click.UsageError("PROMPT is missing; only --shape-only takes none")
-    repeats = 1 if repeats is None else repeats
-    from cinetile import _checks
-    from cinetile.lab import metrics
-    from cinetile.lab.compare.pictures import comparison_picture, side_by_side
-    from cinetile.lab.compare.videos import compare_videos
-    from cinetile.models.video import require_av, write_video
-
-    metrics.require_metrics()
-    if out is not None:
-        require_av()
-    draws_routes = routes is not None and routes.suffix.lower() == ".png"
-    if picture is not None or draws_routes:
-        require_matplotlib()
+    _require_extras(out, picture, routes)
     sparse = _read_policy(policy)
-    arguments = sizes | {"negative_prompt": negative_prompt, "num_inference_steps": steps}
+    from cinetile import _checks
+    from cinetile.lab.compare.videos import plan_comparison, run_comparison
+
     with warnings_on_stderr(), argument_errors():
         if threads is not None:
             restrict_threads(threads)
         _checks.integer("seed", seed, minimum=0)
-        _checks.integer("repeats", repeats, minimum=1)
         pipe = open_pipeline(model, dtype, flow_shift)
-        plan = pipe.check_inputs(prompt, **arguments)
-        pipe.attentions(plan, sparse, implementation)
-    arguments |= {name: getattr(plan.size, name) for name in ("num_frames", "height", "width")}
-    click.echo(plan_in_words(plan), err=True)
-    # The check has told its warnings already.
-    quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
-    with progress_on_stderr() as progress, quietly:
-        result = compare_videos(
+        plan = plan_comparison(
             pipe,
             prompt,
             sparse,
             implementation=implementation,
-            repeats=repeats,
+            repeats=1 if repeats is None else repeats,
             seed=seed,
-            progress=progress,
-            **arguments,
+            negative_prompt=negative_prompt,
+            num_inference_steps=steps,
+            **sizes,
         )
-    if out is not None:
-        video = side_by_side(result.dense.frames, result.sparse.frames)
-        write_video(out, video, fps=pipe.defaults.fps)
-    if picture is not None:
-        comparison_picture(result, picture, title=prompt)
-    if routes is not None:
-        write = pictures.route_picture if draws_routes else RouteTable.to_csv
-        write(result.routes, routes)
+    click.echo(plan_in_words(plan.dense), err=True)
+    with progress_on_stderr() as progress:
+        result = run_comparison(pipe, plan, progress)
+    written = _write_files(result, prompt, pipe.defaults.fps, out, picture, routes)
     document = {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
         "model": None if model is None else str(model),
         "dtype": pipe.dtype,
         "prompt": prompt,
-        "size": size_document(plan),
+        "size": size_document(plan.dense),
         "seed": seed,
-        "repeats": repeats,
+        "repeats": plan.repeats,
         "policy": sparse.to_dict(),
     } | to_document(result)
     report(document, json_target, lambda console: _print(console, document))
-    for path in (out, picture, routes):
-        if path is not None:
-            tell_written(path)
+    for path in written:
+        tell_written(path)
+
+
+def _require_extras(out: Path | None, picture: Path | None, routes: Path | None) -> None:
+    """Raises ImportError if a package is missing that a comparison or its files need."""
+    from cinetile.lab import metrics
+    from cinetile.models.video import require_av
+
+    metrics.require_metrics()
+    if out is not None:
+        require_av()
+    if picture is not None or _is_picture(routes):
+        require_matplotlib()
+
+
+def _is_picture(path: Path | None) -> bool:
+    return path is not None and path.suffix.lower() == ".png"
+
+
+def _write_files(
+    result: "VideoComparison",
+    title: str,
+    fps: int,
+    out: Path | None,
+    picture: Path | None,
+    routes: Path | None,
+) -> list[Path]:
+    """Writes the files that were asked for, and returns their paths."""
+    from cinetile.lab.compare.pictures import comparison_picture, side_by_side
+    from cinetile.models.video import write_video
+
+    if out is not None:
+        write_video(out, side_by_side(result.dense.frames, result.sparse.frames), fps=fps)
+    if picture is not None:
+        comparison_picture(result, picture, title=title)
+    if routes is not None:
+        write = pictures.route_picture if _is_picture(routes) else RouteTable.to_csv
+        write(result.routes, routes)
+    return [path for path in (out, picture, routes) if path is not None]
 
 
 def _refuse_with_shape_only(*others: object) -> None:
@@ -218,6 +233,7 @@ def to_document(result: "VideoComparison") -> dict[str, Any]:
         "dense": _side(result.dense),
         "sparse": _side(result.sparse),
         "speedup": result.speedup,
+        "is_trained_size": result.is_trained_size,
     }
     for name, worst in (("psnr", np.min), ("ssim", np.min), ("flip", np.max)):
         values = getattr(result, name)
@@ -266,3 +282,8 @@ def _print(console: Console, document: dict[str, Any]) -> None:
         "FLIP (0 is equal)", f"{document['flip_mean']:.4f}", f"{document['flip_max']:.4f}"
     )
     console.print(quality)
+    if not document["is_trained_size"]:
+        console.print(
+            "The checkpoint was not trained at this size: expect noise in both videos. PSNR, SSIM "
+            "and FLIP say little about quality."
+        )

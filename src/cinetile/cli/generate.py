@@ -3,10 +3,9 @@
 import dataclasses
 import math
 import time
-import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -41,6 +40,10 @@ from cinetile.cli.wan_options import (
 )
 from cinetile.cli.wording import percent, seconds
 from cinetile.lab.bench.machine import describe_machine
+from cinetile.policy import SparsityPolicy
+
+if TYPE_CHECKING:
+    from cinetile.models.wan import CallPlan, WanPipelineOutput
 
 _EXAMPLES = """\b
 Examples:
@@ -101,58 +104,57 @@ def generate_command(
         _checks.integer("seed", seed, minimum=0)
         pipe = open_pipeline(model, dtype, flow_shift, _make_mesh(mesh))
         fps = _checks.integer("fps", pipe.defaults.fps if fps is None else fps, minimum=1)
-        plan = pipe.check_inputs(prompt, negative_prompt, num_inference_steps=steps, **sizes)
         sparse = None if policy is None else read_policy(policy)
-        pipe.check_rows(1, plan.guided)
-        attentions = pipe.attentions(plan, sparse, implementation)
-    arguments = dict(sizes) | {
-        name: getattr(plan.size, name) for name in ("num_frames", "height", "width")
-    }
-    started = time.perf_counter()
-    click.echo(plan_in_words(plan), err=True)
-    # The check has told its warnings already.
-    quietly = warnings.catch_warnings(action="ignore", category=UserWarning)
-    with progress_on_stderr() as progress, quietly:
-        output = pipe(
+        plan = pipe.plan(
             prompt,
             negative_prompt,
             num_inference_steps=steps,
             seed=seed,
-            attention=attentions[0],
-            attention_2=attentions[1],
-            return_records=sparse is not None,
-            progress=progress,
-            **arguments,
+            policy=sparse,
+            implementation=implementation,
+            **sizes,
         )
+    started = time.perf_counter()
+    click.echo(plan_in_words(plan), err=True)
+    with progress_on_stderr() as progress:
+        output = pipe.run(plan, return_records=sparse is not None, progress=progress)
     elapsed = time.perf_counter() - started
     write_video(out, np.asarray(output.frames[0]), fps=fps)
-
     document = {
-        "cinetile": cinetile.__version__,
-        "machine": dataclasses.asdict(describe_machine()),
         "out": str(out),
         "model": None if model is None else str(model),
         "dtype": pipe.dtype,
         "prompt": prompt,
         "negative_prompt": negative_prompt,
-        "size": size_document(plan),
-        "steps": len(output.step_seconds),
-        "guidance_scales": list(plan.guidance_scales),
         "seed": seed,
         "mesh": mesh,
-        "policy": None if sparse is None else sparse.to_dict(),
-        "head_calls": None if sparse is None else _count_routes(output.records),
-        "seconds": dict(output.seconds) | {"all": elapsed},
-        "step_seconds": list(output.step_seconds),
-    }
+    } | _to_document(plan, sparse, output, elapsed)
     report(document, json_target, lambda console: _print(console, document))
     tell_written(out)
 
 
+def _to_document(
+    plan: "CallPlan", policy: SparsityPolicy | None, output: "WanPipelineOutput", elapsed: float
+) -> dict[str, Any]:
+    """What was made and how long it took, as JSON."""
+    return {
+        "cinetile": cinetile.__version__,
+        "machine": dataclasses.asdict(describe_machine()),
+        "size": size_document(plan),
+        "is_trained_size": plan.is_trained_size,
+        "steps": len(output.step_seconds),
+        "guidance_scales": list(plan.guidance_scales),
+        "policy": None if policy is None else policy.to_dict(),
+        "head_calls": None if policy is None else _count_routes(output.records),
+        "seconds": dict(output.seconds) | {"all": elapsed},
+        "step_seconds": list(output.step_seconds),
+    }
+
+
 def _count_routes(records: Any) -> dict[str, int]:
-    """How often a head of a layer was dense or had a pattern, over all steps."""
+    """Counts the calls of heads that were dense or had each pattern, over all steps and layers."""
     counts: Counter[str] = Counter()
-    for record in (one for pair in records for one in pair if one is not None):
+    for record in (part for pair in records for part in pair if part is not None):
         routes = np.asarray(record.routes)
         for index, choice in enumerate(record.choices):
             counts[choice.pattern] += int(np.count_nonzero(routes == index))
@@ -160,7 +162,7 @@ def _count_routes(records: Any) -> dict[str, int]:
 
 
 def _make_mesh(axes: dict[str, int] | None) -> Mesh | None:
-    """The mesh that --mesh asks for; call it before anything makes jax start."""
+    """Makes the mesh of --mesh; must be called before JAX starts."""
     from cinetile.parallel import make_mesh, request_cpu_devices
 
     if axes is None:

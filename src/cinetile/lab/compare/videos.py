@@ -1,7 +1,7 @@
-"""One prompt with dense and with sparse attention: times, and how far the videos are apart."""
+"""One prompt with dense and with sparse attention: times, and how far the videos differ."""
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,17 @@ from cinetile.lab import metrics
 from cinetile.lab.compare.stand_in import add_up
 from cinetile.layer.record import RoutingRecord
 from cinetile.layer.route_table import RouteTable
-from cinetile.models.wan import SelfAttention, WanPipeline
-from cinetile.models.wan.pipeline import Progress
+from cinetile.models.wan import CallPlan, WanPipeline, WanPipelineOutput
+from cinetile.models.wan.timing import Progress
 from cinetile.policy import SparsityPolicy
 
-# Steps of the run without attention; every one takes the same time.
+# Steps of the run without attention; each step takes the same time.
 _STEPS_WITHOUT = 3
 
 
 @dataclass(frozen=True)
 class NoAttention:
-    """Only adds up query, key and value: what is left of a step's time is not attention."""
+    """Adds up query, key and value in place of attention, to time the rest of a step."""
 
     def __call__(self, query: Array, key: Array, value: Array, **call: Any) -> Any:
         """See `cinetile.models.wan.SelfAttention`; the record is None."""
@@ -31,15 +31,32 @@ class NoAttention:
 
 
 @dataclass(frozen=True, eq=False)
+class ComparisonPlan:
+    """A comparison whose arguments are checked.
+
+    Attributes:
+        dense: the call with dense attention.
+        sparse: the same call under the policy.
+        without: a short call without attention, for the time of everything else.
+        repeats: rounds of `dense` and `sparse`.
+    """
+
+    dense: CallPlan
+    sparse: CallPlan
+    without: CallPlan
+    repeats: int
+
+
+@dataclass(frozen=True, eq=False)
 class Side:
     """One of the two videos.
 
     Attributes:
         frames: `[frames, height, width, 3]` in [0, 1].
-        denoise_s: wall time of all denoising steps, in seconds; the median over rounds.
-        step_seconds: wall time of each step, likewise; no step holds a compilation.
-        attention_share: the part of `denoise_s` that self-attention takes. Measured: what a step
-            takes longer than one whose self-attention only adds up query, key and value.
+        denoise_s: wall time of all denoising steps in seconds; the median over rounds.
+        step_seconds: wall time of each step in seconds, without compilation; medians over rounds.
+        attention_share: the share of `denoise_s` that self-attention takes: the time that a step
+            takes longer than a step whose self-attention only adds up query, key and value.
     """
 
     frames: Float[np.ndarray, "frames height width 3"] = field(repr=False)
@@ -55,11 +72,13 @@ class VideoComparison:
     Attributes:
         dense: with dense self-attention.
         sparse: under the policy.
-        psnr: of each sparse frame against the dense one, decibels.
-        ssim: likewise; 1 where nothing differs.
-        flip: likewise; 0 where nothing differs.
-        routes: where every head went in each step and layer; for the prompt, not for the negative
-            prompt.
+        psnr: PSNR of each sparse frame against the dense frame, in decibels.
+        ssim: SSIM of each frame; 1 where nothing differs.
+        flip: FLIP of each frame; 0 where nothing differs.
+        routes: the pattern of every head in each step and layer, for the prompt and not for the
+            negative prompt.
+        is_trained_size: False if the checkpoint was not trained at this size: both videos are
+            noise, and the metrics mean little.
     """
 
     dense: Side
@@ -68,11 +87,112 @@ class VideoComparison:
     ssim: Float[np.ndarray, " frames"]
     flip: Float[np.ndarray, " frames"]
     routes: RouteTable = field(repr=False)
+    is_trained_size: bool = True
 
     @property
     def speedup(self) -> float:
         """Denoising time, dense over sparse."""
         return self.dense.denoise_s / self.sparse.denoise_s
+
+
+def plan_comparison(
+    pipe: WanPipeline,
+    prompt: str,
+    policy: SparsityPolicy,
+    *,
+    implementation: str | None = None,
+    repeats: int = 1,
+    seed: int = 0,
+    **arguments: Any,
+) -> ComparisonPlan:
+    """Checks the arguments of a comparison; reads no weights.
+
+    Args:
+        pipe: the pipeline.
+        prompt: a prompt.
+        policy: policy of the sparse video.
+        implementation: implementation of both, as in `ct.attention`.
+        repeats: rounds of both; times are medians over the rounds.
+        seed: seed of the noise, and of the rows on which heads are routed.
+        **arguments: of the pipeline's call: `negative_prompt`, `num_inference_steps`, sizes and
+            guidance scales.
+
+    Raises:
+        ImportError: the package of a metric is not installed.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
+        NotImplementedError: the implementation cannot run here.
+
+    Warns:
+        UserWarning: as `WanPipeline.plan`.
+    """
+    metrics.require_metrics()
+    repeats = _checks.integer("repeats", repeats, minimum=1)
+    if not isinstance(prompt, str):
+        raise TypeError(f"prompt must be one string, got {prompt!r}")
+    dense = pipe.plan(prompt, implementation=implementation, seed=seed, **arguments)
+    steps = len(dense.schedule.timesteps)
+    return ComparisonPlan(
+        dense=dense,
+        sparse=replace(
+            dense, attentions=pipe.attentions(dense.size, steps, policy, implementation)
+        ),
+        without=replace(
+            dense,
+            attentions=(NoAttention(), NoAttention()),
+            schedule=dense.scheduler.schedule(min(_STEPS_WITHOUT, steps)),
+        ),
+        repeats=repeats,
+    )
+
+
+def run_comparison(
+    pipe: WanPipeline, plan: ComparisonPlan, progress: Progress | None = None
+) -> VideoComparison:
+    """Makes the videos of a plan, in turn, and compares them.
+
+    Args:
+        pipe: the pipeline that made the plan.
+        plan: what `plan_comparison` returned.
+        progress: called with a stage that names its video, "", the finished steps and all steps.
+
+    Raises:
+        FloatingPointError: the latents stop being finite.
+    """
+    embedded = pipe.embedded(plan.dense)
+
+    def run(side: str, call: CallPlan, output_type: str, **options: Any) -> WanPipelineOutput:
+        def show(stage: str, current: str, done: int, total: int) -> None:
+            del current
+            if progress is not None and stage in ("denoising", "warm-up", "decoding"):
+                progress(f"{side}: {stage}", "", done, total)
+
+        call = replace(
+            call,
+            prompts=embedded.prompts,
+            negative_prompts=embedded.negative_prompts,
+            output_type=output_type,
+        )
+        return pipe.run(call, warm_up=True, progress=show, **options)
+
+    dense: list[WanPipelineOutput] = []
+    sparse: list[WanPipelineOutput] = []
+    for turn in range(plan.repeats):
+        output_type = "np" if turn == 0 else "latent"
+        dense.append(run("dense", plan.dense, output_type))
+        sparse.append(run("sparse", plan.sparse, output_type, return_records=turn == 0))
+    without = run("no attention", plan.without, "latent")
+    bare_step = statistics.median(without.step_seconds)
+    first, second = _side(dense, bare_step), _side(sparse, bare_step)
+    return VideoComparison(
+        dense=first,
+        sparse=second,
+        psnr=metrics.psnr(second.frames, first.frames),
+        ssim=metrics.ssim(second.frames, first.frames),
+        flip=metrics.flip(second.frames, first.frames),
+        routes=RouteTable.from_records(_records(sparse[0])),
+        is_trained_size=plan.dense.is_trained_size,
+    )
 
 
 def compare_videos(
@@ -88,83 +208,44 @@ def compare_videos(
 ) -> VideoComparison:
     """Makes a video with dense and with sparse attention from the same noise, in turn.
 
+    `plan_comparison`, then `run_comparison`.
+
     Args:
         pipe: the pipeline.
-        prompt: one prompt.
-        policy: of the sparse video.
-        implementation: as in `ct.attention`, for both.
-        repeats: rounds of both, of which times are medians.
-        seed: of the noise, and of the rows on which heads are routed.
-        progress: called with a stage, which video it is about, the steps done and all steps.
+        prompt: a prompt.
+        policy: policy of the sparse video.
+        implementation: implementation of both, as in `ct.attention`.
+        repeats: rounds of both; times are medians over the rounds.
+        seed: seed of the noise, and of the rows on which heads are routed.
+        progress: called with a stage that names its video, "", the finished steps and all steps.
         **arguments: of the pipeline's call: `negative_prompt`, `num_inference_steps`, sizes and
             guidance scales.
 
     Raises:
-        ImportError: a metric's package is not installed.
+        ImportError: the package of a metric is not installed.
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range.
         NotImplementedError: the implementation cannot run here.
+        FloatingPointError: the latents stop being finite.
+
+    Warns:
+        UserWarning: as `WanPipeline.plan`.
     """
-    metrics.require_metrics()
-    repeats = _checks.integer("repeats", repeats, minimum=1)
-    if not isinstance(prompt, str):
-        raise TypeError(f"prompt must be one string, got {prompt!r}")
-    plan = pipe.check_inputs(prompt, **arguments)
-    attentions = {
-        "dense": pipe.attentions(plan, None, implementation),
-        "sparse": pipe.attentions(plan, policy, implementation),
-    }
-    embeds, negative = pipe.encode_prompt(
-        prompt, arguments.pop("negative_prompt", None), plan.guided
+    plan = plan_comparison(
+        pipe,
+        prompt,
+        policy,
+        implementation=implementation,
+        repeats=repeats,
+        seed=seed,
+        **arguments,
     )
-    arguments |= {"prompt_embeds": embeds, "negative_prompt_embeds": negative, "seed": seed}
-
-    def run(side: str, both: tuple[SelfAttention, SelfAttention], **changes: Any) -> Any:
-        def show(stage: str, current: str, done: int, total: int) -> None:
-            del current
-            if progress is not None and stage in ("denoising", "warm-up", "decoding"):
-                progress(f"{side}: {stage}", "", done, total)
-
-        return pipe(
-            attention=both[0],
-            attention_2=both[1],
-            warm_up=True,
-            progress=show,
-            **(arguments | changes),
-        )
-
-    outputs: dict[str, list[Any]] = {"dense": [], "sparse": []}
-    for turn in range(repeats):
-        for side, both in attentions.items():
-            outputs[side].append(
-                run(
-                    side,
-                    both,
-                    output_type="np" if turn == 0 else "latent",
-                    return_records=side == "sparse" and turn == 0,
-                )
-            )
-    without = run(
-        "no attention",
-        (NoAttention(), NoAttention()),
-        output_type="latent",
-        num_inference_steps=min(_STEPS_WITHOUT, len(plan.schedule.timesteps)),
-    )
-    bare_step = statistics.median(without.step_seconds)
-    dense, sparse = (_side(outputs[side], bare_step) for side in ("dense", "sparse"))
-    return VideoComparison(
-        dense=dense,
-        sparse=sparse,
-        psnr=metrics.psnr(sparse.frames, dense.frames),
-        ssim=metrics.ssim(sparse.frames, dense.frames),
-        flip=metrics.flip(sparse.frames, dense.frames),
-        routes=RouteTable.from_records(_records(outputs["sparse"][0])),
-    )
+    return run_comparison(pipe, plan, progress)
 
 
-def _side(rounds: list[Any], bare_step: float) -> Side:
-    steps = np.median([one.step_seconds for one in rounds], axis=0)
-    denoise = float(np.median([sum(one.step_seconds) for one in rounds]))
+def _side(rounds: list[WanPipelineOutput], bare_step: float) -> Side:
+    steps = np.median([output.step_seconds for output in rounds], axis=0)
+    denoise = float(np.median([sum(output.step_seconds) for output in rounds]))
     return Side(
         frames=np.asarray(rounds[0].frames[0], np.float32),
         denoise_s=denoise,
@@ -173,5 +254,5 @@ def _side(rounds: list[Any], bare_step: float) -> Side:
     )
 
 
-def _records(output: Any) -> list[RoutingRecord]:
+def _records(output: WanPipelineOutput) -> list[RoutingRecord]:
     return [of_prompt for of_prompt, _ in output.records]

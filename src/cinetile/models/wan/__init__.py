@@ -12,17 +12,21 @@ from cinetile.models.wan.attention import DenseAttention, SelfAttention
 from cinetile.models.wan.checkpoint import small_checkpoint
 from cinetile.models.wan.folder import GenerationDefaults
 from cinetile.models.wan.linear_codec import LinearVideoCodec, LinearVideoCodecConfig
-from cinetile.models.wan.pipeline import CallPlan, VideoSize, WanPipeline, WanPipelineOutput
+from cinetile.models.wan.output import WanPipelineOutput
+from cinetile.models.wan.pipeline import WanPipeline
+from cinetile.models.wan.request import CallPlan
 from cinetile.models.wan.schedulers import (
     FlowMatchEulerDiscreteScheduler,
     Schedule,
     Scheduler,
     UniPCMultistepScheduler,
 )
+from cinetile.models.wan.size import VideoSize
 from cinetile.models.wan.text_encoder import UMT5Config, UMT5EncoderModel
 from cinetile.models.wan.tiling import Tiling
 from cinetile.models.wan.tokenizer import PromptTokenizer
-from cinetile.models.wan.transformer import WanTransformer3DModel, WanTransformerConfig
+from cinetile.models.wan.transformer import WanTransformer3DModel
+from cinetile.models.wan.transformer_config import WanTransformerConfig
 from cinetile.models.wan.vae import AutoencoderKLWan, AutoencoderKLWanConfig
 
 __all__ = [

@@ -51,11 +51,11 @@ def parse_config(
         ValueError: a field is unknown, has a value that is not implemented, or is out of range.
     """
     fixed = {} if fixed is None else fixed
-    known = {one.name: one.type for one in dataclasses.fields(cast(Any, kind))}
+    known = {field.name: field.type for field in dataclasses.fields(cast(Any, kind))}
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name in known:
-            values[name] = tuple(value) if isinstance(value, list) else value
+            values[name] = _tuples(value)
             if known[name] is float and type(value) is int:  # JSON writes 3.0 as 3 at times
                 values[name] = float(value)
         elif name in fixed:
@@ -70,3 +70,8 @@ def parse_config(
         return kind(**values)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{source}: {error}") from error
+
+
+def _tuples(value: Any) -> Any:
+    """Turns the lists of JSON, and those in them, into tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -11,7 +11,8 @@ from cinetile.models.wan.linear_codec import LinearVideoCodec
 from cinetile.models.wan.schedulers import Scheduler, read_scheduler
 from cinetile.models.wan.text_encoder import UMT5Config, UMT5EncoderModel
 from cinetile.models.wan.tokenizer import PromptTokenizer
-from cinetile.models.wan.transformer import WanTransformer3DModel, WanTransformerConfig
+from cinetile.models.wan.transformer import WanTransformer3DModel
+from cinetile.models.wan.transformer_config import WanTransformerConfig
 from cinetile.models.wan.vae import AutoencoderKLWan
 from cinetile.models.wan.weights import Part
 
@@ -24,7 +25,7 @@ _CODECS = {kind.class_name: kind for kind in (AutoencoderKLWan, LinearVideoCodec
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a call takes where it says nothing else; a folder's `generation.json`.
+    """The defaults of a call, and the sizes that a checkpoint can make: `generation.json`.
 
     Attributes:
         height: pixels.
@@ -34,7 +35,9 @@ class GenerationDefaults:
         guidance_scale: weight of the prompt against the negative prompt.
         max_sequence_length: tokens that prompts are padded to.
         negative_prompt: what guidance leads away from.
-        fps: frames a second of a video file.
+        fps: frames per second of a video file.
+        trained_sizes: the sizes (num_frames, height, width) that the checkpoint was trained at;
+            a call at another size warns. Empty where the folder does not say.
     """
 
     height: int = 480
@@ -45,20 +48,32 @@ class GenerationDefaults:
     max_sequence_length: int = 512
     negative_prompt: str = ""
     fps: int = 16
+    trained_sizes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.type in (int, "int"):
-                _checks.integer(one.name, value, minimum=1)
+        for entry in fields(self):
+            if entry.type in (int, "int"):
+                _checks.integer(entry.name, getattr(self, entry.name), minimum=1)
+        object.__setattr__(self, "trained_sizes", _sizes("trained_sizes", self.trained_sizes))
         object.__setattr__(
             self, "guidance_scale", _checks.finite("guidance_scale", self.guidance_scale)
         )
 
 
+def _sizes(name: str, value: object) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name} must be a list of [num_frames, height, width], got {value!r}")
+    sizes = []
+    for index, size in enumerate(value):
+        if not isinstance(size, tuple | list) or len(size) != 3:
+            raise ValueError(f"{name}[{index}] must be [num_frames, height, width], got {size!r}")
+        sizes.append(tuple(_checks.integer(f"{name}[{index}]", n, minimum=1) for n in size))
+    return tuple(sizes)
+
+
 @dataclass(frozen=True, eq=False)
 class PipelineParts:
-    """All that a pipeline is made of.
+    """The models and settings of a pipeline.
 
     Attributes:
         tokenizer: of the prompts.
