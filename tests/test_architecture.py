@@ -1,5 +1,6 @@
 """The architecture: imports run one way, as docs/architecture.md tells."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -194,6 +195,58 @@ class TestImportOrder:
             "cinetile.plans",
             "cinetile.plans.plan",
         }
+
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+# How the docstring of a longer function starts the sentence that gives the reason.
+REASON = "Long because "
+
+
+def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    if ast.get_docstring(function) is None or first.end_lineno is None:
+        return 0
+    return first.end_lineno - first.lineno + 1
+
+
+def long_functions(source: str) -> list[str]:
+    """Functions over `MAX_FUNCTION_LINES` lines, docstring excluded, without a reason in it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        assert node.end_lineno is not None
+        lines = node.end_lineno - node.lineno + 1 - docstring_lines(node)
+        reasons = REASON in " ".join((ast.get_docstring(node) or "").split())
+        if lines > MAX_FUNCTION_LINES and not reasons:
+            found.append(f"{node.name}: {lines} lines")
+    return found
+
+
+class TestSizes:
+    """Files and functions can be read in one go, or say why not."""
+
+    def test_files(self) -> None:
+        lines = {file: len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
+        assert {file: count for file, count in lines.items() if count > MAX_FILE_LINES} == {}
+
+    def test_functions(self) -> None:
+        found = {file: long_functions(file.read_text()) for file in PACKAGE.rglob("*.py")}
+        assert {file: functions for file, functions in found.items() if functions} == {}
+
+    @pytest.mark.parametrize(
+        ("docstring", "lines", "expected"),
+        [
+            ("Adds.", 57, []),
+            ("Adds.", 60, ["add: 61 lines"]),
+            ("Adds.\n\n    Long because\n    it is a table.\n    ", 60, []),
+            ("\n".join(80 * ["Adds."]), 57, []),
+        ],
+    )
+    def test_finds_long_functions(self, docstring: str, lines: int, expected: list[str]) -> None:
+        body = "\n".join(lines * ["    a += 1"])
+        assert long_functions(f'def add(a):\n    """{docstring}"""\n{body}\n') == expected
 
 
 def check_tree(shown: list[str], there: set[str]) -> None:

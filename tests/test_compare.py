@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from wan_models import small_pipeline
+from wan_models import change_json, small_pipeline
 
 import cinetile as ct
 from cinetile.cli import main
@@ -170,6 +170,17 @@ class TestCommand:
         assert result.exit_code == 0, result.output
         assert routes.read_bytes().startswith(b"\x89PNG")
         assert json.loads(result.stdout)["policy"]["dense_steps"] == [[0.0, 0.275]]
+
+    def test_a_size_that_the_checkpoint_cannot_make(self, tmp_path: Path) -> None:
+        folder = small_pipeline(tmp_path / "model")
+        change_json(folder / "generation.json", trained_sizes=[[3, 16, 24]])
+        written = tmp_path / "c.json"
+        result = invoke(PROMPT, "--model", folder, "--height", 32, "--steps", 2, "--json", written)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.startswith("warning: ")
+        assert result.stderr.count("expect noise at 3 frames of 24x32") == 1
+        assert "PSNR, SSIM and FLIP say little" in " ".join(result.stdout.split())
+        assert json.loads(written.read_text())["is_trained_size"] is False
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

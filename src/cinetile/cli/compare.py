@@ -120,7 +120,10 @@ def compare_command(
     Prints times, attention's share of them, and how far every sparse frame is from the dense one.
     With --shape-only, times one transformer block at the token counts of 480p to 1440p and
     estimates what a whole run gains.
-    """
+    \f
+
+    Long because its arguments are the options of the command.
+    """  # noqa: D301
     if shape_only:
         _refuse_with_shape_only(prompt, out, picture, routes, model)
         compare_shapes(

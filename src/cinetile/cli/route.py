@@ -129,7 +129,10 @@ def route_command(
 
     FILES are .npz or .safetensors files with query, key and value, or folders of such files; the
     step and layer of each are read from its name, as in step3_layer12.npz.
-    """
+    \f
+
+    Long because its arguments are the options of the command.
+    """  # noqa: D301
     if bool(files) == (clip is not None):
         raise click.UsageError("give either FILES or --clip")
     if clip is None and not heads is head_dim is None:

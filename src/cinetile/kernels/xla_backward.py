@@ -36,6 +36,8 @@ def tile_attention_gradients(
     Attention weights are recomputed tile by tile from the log-sum-exp, as in FlashAttention
     (arXiv:2205.14135, appendix B.2): once along the query tiles for the query's gradient and
     once along the key tiles for those of key and value. Memory is O(tokens).
+
+    Long because the bodies of both loops share the tiles and edges that stand before them.
     """
     num_tokens = query.shape[0]
     block_q, block_kv = min(plan.block_q, num_tokens), min(plan.block_kv, num_tokens)

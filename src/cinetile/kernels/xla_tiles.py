@@ -82,6 +82,10 @@ def _tile_attention(
     scale: float,
     on_cpu: bool,
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
+    """Attends with one head, query tile by query tile, with an online softmax.
+
+    Long because the loop bodies share the tiles, edges and conversions that stand before them.
+    """
     num_tokens, head_dim = query.shape
     dtype = query.dtype
     # A tile beyond the sequence would only be padding.

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from cinetile import _checks
 from cinetile.attention import attention
-from cinetile.kernels.base import AttentionRequest
+from cinetile.kernels.base import AttentionRequest, Implementation
 from cinetile.kernels.registry import select_implementation
 from cinetile.lab.bench.machine import Machine, describe_machine
 from cinetile.lab.bench.mask_errors import MaskErrors, compare_masks
@@ -24,7 +24,7 @@ from cinetile.lab.bench.reference import (
     relative_error,
     sample_rows,
 )
-from cinetile.lab.bench.rivals import RivalRow, check_rivals, rivals_ready
+from cinetile.lab.bench.rivals import Rival, RivalRow, check_rivals, rivals_ready
 from cinetile.lab.bench.sources import InputSource, load_inputs
 from cinetile.lab.bench.timing import Progress, Timing, no_progress, time_interleaved
 from cinetile.lab.bench.workload import Workload
@@ -233,45 +233,67 @@ def measure_ladder(
     references = _references(workload, rounded, rows, progress)
     mask_errors = [compare_masks(inputs.description, references)]
     if config.source.kind != "random":
-        random = random_inputs(num_tokens, heads, head_dim, config.source.seed)
-        random_rounded = RoundedInputs.of(random, workload.dtype)
-        random_references = _references(workload, random_rounded, rows, progress)
-        mask_errors.append(compare_masks(random.description, random_references))
-
-    dense = timings.get("dense")
+        mask_errors.append(_random_mask_errors(config, workload, rows, progress))
     return LadderResult(
         machine=describe_machine(),
         workload=workload,
         input=inputs.description,
         repeats=config.repeats,
         checked_rows=rows.size,
-        rows=tuple(
-            LadderRow(
-                mode=mode,
-                implementation=chosen.name,
-                variant=chosen.variant,
-                **_times(timings[mode], dense),
-                kept_fraction=plan.stats.kept_fraction,
-                tiles_total=plan.stats.tiles_total,
-                tiles_visited=plan.stats.tiles_visited,
-                tiles_masked=plan.stats.tiles_masked,
-                **_errors(outputs[mode], references, "split" if mode == "naive" else mode),
-            )
-            for mode, plan in plans.items()
-        ),
-        rivals=tuple(
-            RivalRow(
-                name=rival.name,
-                version=rival.version,
-                **_times(timings[rival.name], dense),
-                kept_fraction=workload.plan(rival.mode).stats.kept_fraction,
-                **_errors(outputs[rival.name], references, rival.mode),
-            )
-            for rival in rivals
-        ),
+        rows=_mode_rows(chosen, plans, timings, outputs, references),
+        rivals=tuple(_rival_row(rival, workload, timings, outputs, references) for rival in rivals),
         overheads=overhead_rows(workload, chosen, timings) if config.with_routing else (),
         mask_errors=tuple(mask_errors),
     )
+
+
+def _mode_rows(
+    chosen: Implementation,
+    plans: dict[str, TilePlan],
+    timings: dict[str, Timing],
+    outputs: _SampledRows,
+    references: _SampledRows,
+) -> tuple[LadderRow, ...]:
+    return tuple(
+        LadderRow(
+            mode=mode,
+            implementation=chosen.name,
+            variant=chosen.variant,
+            **_times(timings[mode], timings.get("dense")),
+            kept_fraction=plan.stats.kept_fraction,
+            tiles_total=plan.stats.tiles_total,
+            tiles_visited=plan.stats.tiles_visited,
+            tiles_masked=plan.stats.tiles_masked,
+            **_errors(outputs[mode], references, "split" if mode == "naive" else mode),
+        )
+        for mode, plan in plans.items()
+    )
+
+
+def _rival_row(
+    rival: Rival,
+    workload: Workload,
+    timings: dict[str, Timing],
+    outputs: _SampledRows,
+    references: _SampledRows,
+) -> RivalRow:
+    return RivalRow(
+        name=rival.name,
+        version=rival.version,
+        **_times(timings[rival.name], timings.get("dense")),
+        kept_fraction=workload.plan(rival.mode).stats.kept_fraction,
+        **_errors(outputs[rival.name], references, rival.mode),
+    )
+
+
+def _random_mask_errors(
+    config: LadderConfig, workload: Workload, rows: Int[np.ndarray, " rows"], progress: Progress
+) -> MaskErrors:
+    """What the masks change for random inputs of the same shape."""
+    tokens = workload.grid.num_tokens
+    random = random_inputs(tokens, workload.heads, workload.head_dim, config.source.seed)
+    rounded = RoundedInputs.of(random, workload.dtype)
+    return compare_masks(random.description, _references(workload, rounded, rows, progress))
 
 
 def _call(
