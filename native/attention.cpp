@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "interrupts.h"
 #include "memory.h"
 
 namespace cinetile {
@@ -57,6 +58,7 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
   const int64_t queries_per_task = kernel.query_block * kQueryBlocksPerTask;
   const int64_t num_heads = problem.batch * problem.heads;
   const int64_t group = heads_at_a_time(problem, queries_per_task, threads.count());
+  const RunningCall call;
   const AlignedBuffer packed(group * head_words * sizeof(int32_t));
 
   std::vector<Head> heads;
@@ -76,6 +78,7 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
     for (const Head& head : heads) append_query_ranges(problem, head, queries_per_task, ranges);
 
     parallel_for(threads, count * layout.num_blocks, [&](int64_t index) {
+      call.throw_if_interrupted();
       const Head& head = heads[index / layout.num_blocks];
       const AlignedBuffer rows(kernel.key_block * layout.key_words * sizeof(int32_t));
       kernel.pack({problem.type, start_of(problem.key, problem.key_strides, head, problem.type),
@@ -110,7 +113,10 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
       task.first_query = range.first;
       task.stop_query = range.stop;
       task.packed = head.packed;
+      task.last_ended_call = last_ended_call();
+      task.call = call.number();
       kernel.attend(task, workspace.as<void>());
+      call.throw_if_interrupted();
     });
   }
 }

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "export.h"
+#include "interrupts.h"
 #include "paths.h"
 #include "plan_tables.h"
 #include "thread_pool.h"
@@ -108,12 +109,14 @@ std::string attend(const CinetileCall& call) {
 
 extern "C" {
 
-// Returns 0, or 1 and the reason why the call failed. Threads are started for each call, so that
-// callers from several threads never wait for each other.
+// Returns 0; or 1 and the reason why the call failed; or 2 if it was interrupted. Threads are
+// started for each call, so that callers from several threads never wait for each other.
 CINETILE_EXPORT int cinetile_attend(const CinetileCall* call, char* reason, int64_t reason_size) {
   std::string fault;
   try {
     fault = cinetile::attend(*call);
+  } catch (const cinetile::Interrupted&) {
+    return 2;
   } catch (const std::bad_alloc&) {
     fault = "no memory for packed keys and values";
   } catch (const std::exception& error) {
@@ -125,6 +128,10 @@ CINETILE_EXPORT int cinetile_attend(const CinetileCall* call, char* reason, int6
   reason[length] = '\0';
   return 1;
 }
+
+// See interrupts.h.
+CINETILE_EXPORT int cinetile_watch_interrupts() { return cinetile::watch_interrupts(); }
+CINETILE_EXPORT void cinetile_end_calls(int64_t last) { cinetile::end_calls(last); }
 
 // Names of the paths that can run here, the fastest first, separated by commas; those in
 // parentheses are for tests.

@@ -60,6 +60,9 @@ struct AttendTask {
   int64_t first_query;  // the task's queries, all of one query tile
   int64_t stop_query;
   PackedHead packed;
+  // The output may stay incomplete once *last_ended_call reaches the number of the task's call.
+  const int64_t* last_ended_call;
+  int64_t call;
 };
 
 // A kernel is a table of functions compiled for one instruction set. Nothing else of such a source

@@ -66,6 +66,7 @@ struct StreamingAttention {
     }
     const float scale = task.scale * 1.44269504089f;  // scores in base two
     for_each_key_range(task, Unit::kKeyBlock, [&](const KeyRange& range) {
+      if (__atomic_load_n(task.last_ended_call, __ATOMIC_RELAXED) >= task.call) return;
       const int64_t block_start = range.first / Unit::kKeyBlock * Unit::kKeyBlock;
       for (int64_t i = 0; i < num_blocks; ++i) {
         Block& block = workspace.blocks[i];

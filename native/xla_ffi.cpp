@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "export.h"
+#include "interrupts.h"
 #include "paths.h"
 #include "plan_tables.h"
 #include "xla/ffi/api/ffi.h"
@@ -96,6 +97,9 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
   XlaThreads threads(pool);
   run_attention(problem, path->kernel(problem.type), threads);
   return ffi::Error::Success();
+} catch (const Interrupted& interrupt) {
+  return ffi::Error(ffi::ErrorCode::kCancelled,
+                    std::string("cinetile's cpu kernel: ") + interrupt.what());
 } catch (const std::bad_alloc&) {  // no exception may reach XLA
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "cinetile's cpu kernel: no memory left");
 } catch (const std::exception& error) {

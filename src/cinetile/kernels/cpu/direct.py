@@ -17,6 +17,7 @@ from cinetile.plans import TilePlan
 
 _DTYPES = ("float32", "bfloat16")
 _REASON_BYTES = 512
+_INTERRUPTED = 2
 
 
 class _Array(ctypes.Structure):
@@ -125,6 +126,7 @@ class DirectAttention:
 
         Raises:
             ValueError: the kernel refuses the call, and says why.
+            KeyboardInterrupt: SIGINT ended the call early; the output is incomplete.
         """
         _checks.choice("dtype", dtype, _DTYPES)
         routes = np.ascontiguousarray(routes, np.int32)
@@ -165,5 +167,8 @@ class DirectAttention:
             scale=scale,
         )
         reason = ctypes.create_string_buffer(_REASON_BYTES)
-        if self._attend(ctypes.byref(call), reason, _REASON_BYTES):
+        status = self._attend(ctypes.byref(call), reason, _REASON_BYTES)
+        if status == _INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
             raise ValueError(f"cinetile's cpu kernel: {reason.value.decode()}")

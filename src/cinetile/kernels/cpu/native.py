@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import jax
 
+from cinetile.kernels.cpu.interrupts import watch_interrupts
+
 TARGET = "cinetile_attention"
 
 
@@ -50,6 +52,7 @@ def load_library() -> NativeLibrary | str:
     attend = library.cinetile_attend
     attend.restype = ctypes.c_int
     attend.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
+    watch_interrupts(library)
     return NativeLibrary(
         paths=tuple(name for name in names if not name.startswith("(")),
         test_paths=tuple(name.strip("()") for name in names if name.startswith("(")),
