@@ -20,6 +20,8 @@ demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense 
 	  --picture out/ladder.png --json out/ladder.json
 	$(BIN)/cinetile compare "a striped red ball rolls to the right over a dark background" \
 	  --out out/compare.mp4 --picture out/compare.png --json out/compare.json
+	@printf '\nPictures, the video and the numbers are in out/.\n'
+	@printf 'To use cinetile in this shell: source %s/bin/activate\n' "$(VENV)"
 
 test: $(VENV)/.dev  ## the test suite
 	$(BIN)/python -m pytest -n 2

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "src" / "cinetile"
 # line is one room, except for the wings side by side in SIDE_BY_SIDE.
 ORDER = (
     "_checks",
+    "_extras",
     "_files",
     "grid",
     "placement",

@@ -308,7 +308,7 @@ class TestLadder:
 class TestRivals:
     def test_missing_torch_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "torch", None)
-        with pytest.raises(ImportError, match=r'pip install "cinetile\[rivals\]"'):
+        with pytest.raises(ImportError, match=r'PyTorch: run .*"\.\[rivals\]"'):
             LadderConfig(workload(), rivals=("torch-sdpa",))
 
     def test_none_need_no_torch(self, monkeypatch):

@@ -342,7 +342,7 @@ compare_shapes(cinetile.SparsityPolicy())
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
-        assert 'needs equinox: pip install "cinetile[wan]"' in done.stderr
+        assert "needs equinox: run `pip install" in done.stderr
         assert "in compare_shapes" in done.stderr
 
     def test_bad_arguments_are_usage_errors(self) -> None:

@@ -239,7 +239,7 @@ class TestCommand:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
         result = self.run("--grid", "21x20x20")
         assert result.exit_code == 1
-        assert "cinetile[tpu-aot]" in result.output
+        assert '".[tpu-aot]"' in result.output
 
     def test_bad_arguments(self) -> None:
         assert self.run("--target", "v1").exit_code == 2

@@ -187,7 +187,7 @@ def _require_extras(out: Path | None, picture: Path | None, routes: Path | None)
 
     metrics.require_metrics()
     if out is not None:
-        require_av()
+        require_av("writing a video")
     if picture is not None or _is_picture(routes):
         require_matplotlib()
 

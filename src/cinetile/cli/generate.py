@@ -97,7 +97,7 @@ def generate_command(
     from cinetile import _checks
     from cinetile.models.video import require_av, write_video
 
-    require_av()
+    require_av("writing a video")
     with warnings_on_stderr(), argument_errors():
         if threads is not None:
             restrict_threads(threads)

@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
+from cinetile import _extras
 from cinetile._files import replace_file
 
 if TYPE_CHECKING:
@@ -17,10 +18,7 @@ def require_matplotlib() -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "cinetile[plot]"') from error
+    _extras.require("matplotlib", extra="plot", feature="drawing a picture")
 
 
 class Canvas:

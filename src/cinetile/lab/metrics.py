@@ -4,12 +4,13 @@ Videos are `[frames, height, width, channels]` with pixels in [0, 1]. `psnr` nee
 `ssim` and `flip` need the extra `metrics`.
 """
 
-import importlib
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Float
+
+from cinetile import _extras
 
 AnyArray = Array | np.ndarray
 Video = Float[AnyArray, "frames height width channels"]
@@ -103,10 +104,8 @@ def require_metrics() -> None:
 
 
 def _require(module: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f'{package} is needed: pip install "cinetile[metrics]"') from error
+    feature = "measuring how far videos differ"
+    return _extras.require(module, extra="metrics", feature=feature, package=package)
 
 
 def _checked(video: Video, reference: Reference) -> tuple[np.ndarray, np.ndarray]:

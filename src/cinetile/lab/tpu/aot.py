@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cinetile._extras import install_hint
 from cinetile.grid import TokenGrid
 from cinetile.kernels.pallas_tpu.config import KernelConfig
 from cinetile.lab.tpu.bundles import DumpFormatError, KernelDump
@@ -209,9 +210,8 @@ _ERRORS: dict[str, type[Exception]] = {
 def require_tpu_compiler() -> None:
     """Raises ImportError with an installation hint if libtpu is missing."""
     if importlib.util.find_spec("libtpu") is None:
-        raise ImportError(
-            "compiling for a TPU needs libtpu: pip install 'cinetile[tpu-aot]' (Linux only)"
-        )
+        hint = install_hint("tpu-aot")
+        raise ImportError(f"compiling for a TPU needs libtpu (Linux only): {hint}")
 
 
 def compile_kernel(job: KernelJob) -> CompiledKernel:

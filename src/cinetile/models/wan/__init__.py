@@ -1,12 +1,11 @@
 """Wan text-to-video: the models, their schedulers and the pipeline, loaded from diffusers' files.
 
-Needs the extra `wan`: `pip install "cinetile[wan]"`.
+Needs the extra `wan`: `pip install --constraint constraints.txt ".[wan]"` in a clone.
 """
 
-try:
-    import equinox  # noqa: F401
-except ImportError as error:
-    raise ImportError('cinetile.models.wan needs equinox: pip install "cinetile[wan]"') from error
+from cinetile import _extras
+
+_extras.require("equinox", extra="wan", feature="cinetile.models.wan")
 
 from cinetile.models.wan.attention import DenseAttention, SelfAttention
 from cinetile.models.wan.checkpoint import small_checkpoint

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
+from cinetile import _extras
+
 PAD_ID = 0
 _UNKNOWN = "<unk>"
 
@@ -40,12 +42,7 @@ class PromptTokenizer:
                     "turns it into one"
                 )
             raise FileNotFoundError(f"{path} is missing{hint}")
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise ImportError(
-                'reading prompts needs tokenizers: pip install "cinetile[wan]"'
-            ) from error
+        tokenizers = _extras.require("tokenizers", extra="wan", feature="reading a prompt")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises nothing narrower

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped
 
+from cinetile import _extras
 from cinetile.models.wan.config import read_json
 from cinetile.models.wan.layers import pack_layers
 
@@ -262,15 +263,10 @@ def _renamed(name: str, renames: Mapping[str, str]) -> str:
 
 
 def _open(path: Path, stack: ExitStack) -> Any:
+    safetensors = _extras.require("safetensors", extra="wan", feature="reading weights")
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(
-            'reading weights needs safetensors: pip install "cinetile[wan]"'
-        ) from error
-    try:
-        return stack.enter_context(safe_open(path, framework="numpy"))
-    except (SafetensorError, OSError) as error:
+        return stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+    except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path}: truncated or no safetensors file: {error}") from error
 
 
