@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cinetile._files import replace_file
+from cinetile.files import replace_file
 
 
 def test_replaces_a_file_when_the_new_one_is_whole(tmp_path: Path) -> None:

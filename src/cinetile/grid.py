@@ -10,6 +10,8 @@ from cinetile import _checks
 
 Layout = Literal["frame_major", "token_major"]
 LAYOUTS: tuple[str, ...] = ("frame_major", "token_major")
+# Positions are int32 throughout.
+MAX_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class TokenGrid:
             object.__setattr__(self, name, _checks.integer(name, getattr(self, name), minimum=1))
         text_tokens = _checks.integer("text_tokens", self.text_tokens, minimum=0)
         object.__setattr__(self, "text_tokens", text_tokens)
+        if self.num_tokens > MAX_TOKENS:
+            raise ValueError(
+                f"a grid has at most {MAX_TOKENS:,} tokens, got {_checks.shown(self.frames)} frames "
+                f"x {_checks.shown(self.height)} x {_checks.shown(self.width)} + "
+                f"{_checks.shown(text_tokens)} text = {_checks.shown(self.num_tokens)} tokens"
+            )
         text_first = _checks.boolean("text_first", self.text_first)
         object.__setattr__(self, "text_first", text_first)
 
@@ -70,7 +78,7 @@ class TokenGrid:
             text_first: see the class.
 
         Raises:
-            ValueError: a size is below one patch.
+            ValueError: a size is below one patch, or there are more than 2,147,483,647 tokens.
         """
         vae, patch = _checks.strides("vae", vae), _checks.strides("patch", patch)
         num_frames = _checks.integer("num_frames", num_frames, minimum=1)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import cinetile as ct
-from cinetile._files import replace_file
+from cinetile.files import replace_file
 from cinetile.parallel import joined_processes, make_mesh
 from cinetile.parallel.layout import replicated
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cinetile._files import replace_file
+from cinetile.files import replace_file
 from cinetile.lab import bench
 
 # A file or a pipe has no width; nothing should be broken into lines there.

@@ -7,7 +7,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from cinetile._files import replace_file
 from cinetile.cli.circumstances import kernel_name, machine_facts, workload_facts
 from cinetile.cli.errors import argument_errors
 from cinetile.cli.options import (
@@ -21,6 +20,7 @@ from cinetile.cli.options import (
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report, tell_written
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wording import counted, milliseconds
+from cinetile.files import read_object, reading, replace_file
 from cinetile.lab.bench import TuneConfig, TuneResult, tune_blocks
 from cinetile.plans import MODES
 
@@ -100,13 +100,12 @@ def tune_command(
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"--save names {path}, which is no JSON file: {error}") from error
-    if not isinstance(table, dict) or not isinstance(table.get("blocks", {}), dict):
-        raise ValueError(f"--save names {path}, which is no table of tile sizes")
-    return table
+    expected = "a table of tile sizes, as --save writes"
+    table = read_object(path, expected)
+    with reading(path, expected):
+        if not isinstance(table.get("blocks", {}), dict):
+            raise ValueError("blocks must be an object")
+        return table
 
 
 def _print(console: Console, result: TuneResult) -> None:

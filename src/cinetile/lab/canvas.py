@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cinetile import _extras
-from cinetile._files import replace_file
+from cinetile.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

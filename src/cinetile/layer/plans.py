@@ -14,7 +14,7 @@ from cinetile.kernels import default_blocks
 from cinetile.masks import Mask, dense_mask
 from cinetile.patterns import DENSE, as_pattern, width_multiple
 from cinetile.plans import TilePlan, plan_tiles
-from cinetile.policy.intervals import last_bound
+from cinetile.policy.intervals import last_bound, require_countable
 from cinetile.policy.policy import EXPERTS, SparsityPolicy
 
 # A plan that visits this many times the pairs of its mask has lost what the mask is for.
@@ -93,6 +93,7 @@ def policy_plans(
             _checks.integer(name, count, minimum=1)
     levels: list[tuple[float, ...]] = [()]
     steps, layers = _table_size(policy, num_steps, num_layers)
+    require_countable(steps, layers)
     level_of = np.zeros((steps, layers), np.int32)
     for step, layer in np.ndindex(steps, layers):
         densities = policy.densities(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cinetile._files import replace_file
+from cinetile.files import replace_file
 from cinetile.layer.plans import PlanChoice
 from cinetile.layer.record import RoutingRecord
 from cinetile.routing import HeadRoutes

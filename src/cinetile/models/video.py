@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from cinetile import _checks, _extras
-from cinetile._files import replace_file
+from cinetile.files import FileError, reading, replace_file
 
 if TYPE_CHECKING:
     import av
@@ -65,7 +65,7 @@ def count_frames(path: Path) -> int:
     with _decoding(path) as frames:
         count = sum(1 for _ in frames)
     if not count:
-        raise ValueError(f"{path}: the video stream has no frame that decodes")
+        raise FileError(f"{path}: the video stream has no frame that decodes")
     return count
 
 
@@ -97,14 +97,13 @@ def read_frames(
 def _decoding(path: Path) -> Iterator[Iterator["av.VideoFrame"]]:
     """Opens the first video stream and turns FFmpeg's errors into ones that name the file."""
     av = require_av()
-    try:
-        with av.open(str(path)) as container:
+    with reading(path, "a video that FFmpeg can decode"):
+        # Titles and comments are not looked at, so they may be in any encoding.
+        with av.open(str(path), metadata_errors="replace") as container:
             if not container.streams.video:
-                raise ValueError(f"{path}: has no video stream")
+                raise ValueError("it has no video stream")
             # The default threading, by slices: by frames, FFmpeg may end a damaged clip in silence.
             yield container.decode(container.streams.video[0])
-    except av.FFmpegError as error:
-        raise ValueError(f"{path}: not a video that FFmpeg can decode: {error}") from error
 
 
 def write_video(

@@ -48,6 +48,11 @@ class TileGeometry:
     def num_kv_tiles(self) -> int:
         return -(-self.num_tokens // self.block_kv)
 
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of dense attention."""
+        return self.num_q_tiles * self.num_kv_tiles
+
     def query_range(
         self, tile: Int[np.ndarray, "..."]
     ) -> tuple[Int[np.ndarray, "..."], Int[np.ndarray, "..."]]:
@@ -102,8 +107,7 @@ def visited_tiles(mask: Mask, geometry: TileGeometry) -> Tiles:
 
     Time and memory are proportional to the number of tiles returned.
     """
-    runs = _merge_segments([_segment_runs(s, geometry) for s in mask.segments], geometry)
-    q, kv, surely_full = _expand(runs)
+    q, kv, surely_full = _expand(_runs(mask, geometry))
     area = _area(geometry, q, kv)
     kept = area.copy()
     unsure = np.flatnonzero(~surely_full)
@@ -115,6 +119,12 @@ def visited_tiles(mask: Mask, geometry: TileGeometry) -> Tiles:
     partial = np.flatnonzero((kept > 0) & (kept < area))
     kind[partial] |= _crossing_edges(mask, geometry, q[partial], kv[partial])
     return Tiles(q, kv, kept, area, kind)[np.flatnonzero(kept)]
+
+
+def count_candidates(mask: Mask, geometry: TileGeometry) -> int:
+    """Tiles that `visited_tiles` looks at; memory is proportional to the number of query tiles."""
+    runs = _runs(mask, geometry)
+    return int((runs.prefix_stop + np.maximum(runs.band_stop - _band_start(runs), 0)).sum())
 
 
 def tail_kind(geometry: TileGeometry, kv: Int[np.ndarray, " tiles"]) -> UInt8[np.ndarray, " tiles"]:
@@ -134,6 +144,15 @@ class _Runs:
     full_prefix_stop: Int[np.ndarray, " rows"]
     full_band_start: Int[np.ndarray, " rows"]
     full_band_stop: Int[np.ndarray, " rows"]
+
+
+def _runs(mask: Mask, geometry: TileGeometry) -> _Runs:
+    return _merge_segments([_segment_runs(s, geometry) for s in mask.segments], geometry)
+
+
+def _band_start(runs: _Runs) -> Int[np.ndarray, " rows"]:
+    """First key tile of the band that the prefix does not hold already."""
+    return np.maximum(runs.band_start, runs.prefix_stop)
 
 
 def _segment_runs(segment: RowSegment, geometry: TileGeometry) -> _Runs:
@@ -190,7 +209,7 @@ def _expand(
     runs: _Runs,
 ) -> tuple[Int[np.ndarray, " tiles"], Int[np.ndarray, " tiles"], np.ndarray]:
     """Query tile, key tile and "surely full" of every candidate, in order."""
-    band_start = np.maximum(runs.band_start, runs.prefix_stop)
+    band_start = _band_start(runs)
     band_count = np.maximum(runs.band_stop - band_start, 0)
     counts = runs.prefix_stop + band_count
     row = np.repeat(np.arange(runs.q.size), counts)

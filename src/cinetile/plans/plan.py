@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt8
 
 from cinetile import _checks
+from cinetile.files import reading
 from cinetile.grid import TokenGrid
 from cinetile.masks import Mask
 from cinetile.masks.edges import MAX_POSITION
@@ -20,6 +21,7 @@ from cinetile.plans.classify import (
     TileGeometry,
     TileKind,
     Tiles,
+    count_candidates,
     every_tile,
     tail_kind,
     visited_tiles,
@@ -29,6 +31,16 @@ from cinetile.plans.rounding import ROUNDINGS, round_tiles
 Mode = Literal["dense", "naive", "split", "aligned"]
 MODES: tuple[str, ...] = ("dense", "naive", "split", "aligned")
 Rounding = Literal["balanced", "row", "nearest", "keep"]
+
+_SETTINGS = ("block_q", "block_kv", "mode", "rounding")
+# A plan is planned again when it is loaded. Up to so many candidate tiles cost nothing of note;
+# beyond, rounding keeps at least one tile of so many.
+_ALWAYS_PLANNED, _MOST_CANDIDATES_PER_TILE = 1 << 20, 64
+
+# Tables of more tiles would index more than the kernels' int32 offsets serve well.
+MAX_TILES = 1 << 27
+# What planning holds at its peak for each query tile and each candidate tile.
+_BYTES_PER_ROW, _BYTES_PER_TILE = 200, 150
 
 
 @dataclass(frozen=True)
@@ -222,19 +234,41 @@ class TilePlan:
             ValueError: the file is no plan, is damaged, or its tables do not fit its mask.
         """
         stored = files.read(path)
-        try:
+        with reading(path, files.EXPECTED):
+            _require_matching_size(stored)
             plan = plan_tiles(stored.mask, **stored.settings)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no valid tile plan: {error}") from error
-        for name in files.TABLES:
-            if not np.array_equal(getattr(plan, name), stored.tables[name]):
-                raise ValueError(
-                    f"{os.fspath(path)} holds no valid tile plan: {name} is not what its mask and "
-                    "settings give, so it is damaged or from a version that rounds otherwise"
-                )
-        if plan.fingerprint != stored.fingerprint:
-            raise ValueError(f"{os.fspath(path)} holds no valid tile plan: its mask was changed")
+            for name in files.TABLES:
+                if not np.array_equal(getattr(plan, name), stored.tables[name]):
+                    raise ValueError(
+                        f"{name} is not what its mask and settings give, so it is damaged or from "
+                        "a version that rounds otherwise"
+                    )
+            if plan.fingerprint != stored.fingerprint:
+                raise ValueError("its mask was changed")
         return plan
+
+
+def _require_matching_size(stored: files.StoredPlan) -> None:
+    """Raises ValueError if planning again would cost far more than the stored tables explain."""
+    settings, tiles = stored.settings, len(stored.tables["tile_kv"])
+    if not isinstance(settings, dict) or set(settings) != set(_SETTINGS):
+        raise ValueError(f"settings must be {', '.join(_SETTINGS)}, got {_checks.shown(settings)}")
+    block_q, block_kv = (
+        _checks.integer(name, settings[name], minimum=1, maximum=MAX_POSITION)
+        for name in ("block_q", "block_kv")
+    )
+    geometry = TileGeometry(stored.mask.num_tokens, block_q, block_kv)
+    if len(stored.tables["row_starts"]) != geometry.num_q_tiles + 1:
+        raise ValueError(
+            f"row_starts has {len(stored.tables['row_starts']):,} entries, wanted "
+            f"{geometry.num_q_tiles + 1:,} for its grid and block_q"
+        )
+    dense = settings["mode"] == "dense"
+    candidates = geometry.num_tiles if dense else count_candidates(stored.mask, geometry)
+    if candidates > max(_ALWAYS_PLANNED, _MOST_CANDIDATES_PER_TILE * tiles):
+        raise ValueError(
+            f"tile_kv has {tiles:,} tiles, where its mask and settings give about {candidates:,}"
+        )
 
 
 def plan_tiles(
@@ -267,7 +301,8 @@ def plan_tiles(
 
     Raises:
         TypeError: `mask` is no mask or a block size no integer.
-        ValueError: a block size is below 1, or the mode or rounding is unknown.
+        ValueError: a block size is below 1, the mode or rounding is unknown, or the plan would
+            have more than 134,217,728 tiles or not fit in memory.
     """
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a cinetile mask, got {type(mask).__name__}")
@@ -282,6 +317,7 @@ def plan_tiles(
         rounding = "balanced"
 
     geometry = TileGeometry(mask.num_tokens, block_q, block_kv)
+    _require_plannable(mask, geometry, mode)
     if mode == "dense":
         tiles = every_tile(geometry)
         pairs_added, pairs_dropped = mask.num_tokens**2 - mask.kept_pairs, 0
@@ -307,6 +343,27 @@ def plan_tiles(
         tile_kind=tiles.kind,
         stats=_stats(mask, geometry, tiles, pairs_added, pairs_dropped),
     )
+
+
+def _require_plannable(mask: Mask, geometry: TileGeometry, mode: str) -> None:
+    """Raises ValueError, before anything large is allocated, if a plan would be too large."""
+    what = (
+        f"planning {mask.grid} in tiles of {geometry.block_q:,} x {geometry.block_kv:,} "
+        "(block_q x block_kv)"
+    )
+    rows = geometry.num_q_tiles
+    _checks.memory(what, rows * _BYTES_PER_ROW)
+    if rows <= MAX_TILES:
+        tiles = geometry.num_tiles if mode == "dense" else count_candidates(mask, geometry)
+    else:
+        tiles = rows
+    nbytes = tiles * _BYTES_PER_TILE
+    if tiles > MAX_TILES:
+        raise ValueError(
+            f"{what} would visit {tiles:,} tiles and take {_checks.size(nbytes)}; at most "
+            f"{MAX_TILES:,} tiles are taken: use larger tiles or a smaller grid"
+        )
+    _checks.memory(f"{what}, which visits {tiles:,} tiles,", nbytes)
 
 
 def _stats(

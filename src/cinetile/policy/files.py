@@ -3,12 +3,13 @@
 import json
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from cinetile import _checks, _extras
-from cinetile._files import replace_file
+from cinetile import _checks
+from cinetile.files import read_json, read_yaml, replace_file
+from cinetile.files.documents import MAX_YAML_BYTES, require_yaml
 
+EXPECTED = "a policy that `SparsityPolicy.to_file` wrote"
 _SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -17,7 +18,7 @@ def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     if _suffix(path) == ".json":
         text = json.dumps(content, indent=2) + "\n"
     else:
-        text = _yaml().safe_dump(content, sort_keys=False, default_flow_style=None)
+        text = require_yaml().safe_dump(content, sort_keys=False, default_flow_style=None)
     replace_file(path, lambda file: file.write(text.encode()))
 
 
@@ -29,26 +30,15 @@ def read(path: str | os.PathLike[str]) -> Any:
         ImportError: it is YAML and PyYAML is not installed.
         ValueError: the suffix is unknown, or the file is no JSON or YAML.
     """
-    suffix = _suffix(path)
-    text = _checks.existing_file("path", path).read_text(encoding="utf-8")
-    if suffix == ".json":
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{os.fspath(path)} is no JSON file: {error}") from error
-    yaml = _yaml()
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{os.fspath(path)} is no YAML file: {error}") from error
+    if _suffix(path) == ".json":
+        return read_json(path, EXPECTED, max_bytes=MAX_YAML_BYTES)
+    return read_yaml(path, EXPECTED)
 
 
 def _suffix(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
-        raise ValueError(f"path must end in {', '.join(_SUFFIXES)}, got {os.fspath(path)!r}")
+        raise ValueError(
+            f"path must end in {', '.join(_SUFFIXES)}, got {_checks.shown(os.fspath(path))}"
+        )
     return suffix
-
-
-def _yaml() -> ModuleType:
-    return _extras.require("yaml", extra="yaml", feature="a policy as YAML", package="PyYAML")

@@ -10,11 +10,25 @@ FRACTION_ROUNDINGS: tuple[str, ...] = ("up", "down")
 Interval = tuple[int | float, int | float | None]
 """`(start, stop)`: ints are indices, floats in [0, 1] fractions; stop None is the end."""
 
+MAX_CALLS = 200_000
+"""Most attention calls (steps x layers) that a policy is resolved for."""
+MAX_ENTRIES = 64
+"""Most intervals, and most rules, of a policy."""
+
+
+def require_countable(num_steps: int, num_layers: int) -> None:
+    """Raises ValueError if there are more steps and layers than a policy is resolved for."""
+    if num_steps * num_layers > MAX_CALLS:
+        raise ValueError(
+            f"num_steps times num_layers must be at most {MAX_CALLS:,} attention calls, got "
+            f"{_checks.shown(num_steps)} x {_checks.shown(num_layers)}"
+        )
+
 
 def interval(name: str, value: Any) -> Interval:
     """Returns `value` as an interval, or raises an error that names the argument."""
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ValueError(f"{name} must be a pair (start, stop), got {value!r}")
+        raise ValueError(f"{name} must be a pair (start, stop), got {_checks.shown(value)}")
     start = _bound(f"{name}[0]", value[0])
     if value[1] is None:
         return start, None
@@ -37,11 +51,15 @@ def intervals(name: str, value: Any) -> tuple[Interval, ...]:
         TypeError: a bound is no number.
         ValueError: `value` is no list of pairs, or a bound is out of range.
     """
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         stop = _bound(name, value)
         return ((0, stop),) if stop else ()
     if not isinstance(value, tuple | list):
-        raise ValueError(f"{name} must be a number or a list of pairs (start, stop), got {value!r}")
+        raise ValueError(
+            f"{name} must be a number or a list of pairs (start, stop), got {_checks.shown(value)}"
+        )
+    if len(value) > MAX_ENTRIES:
+        raise ValueError(f"{name} must hold at most {MAX_ENTRIES} pairs, got {len(value):,}")
     return tuple(interval(f"{name}[{index}]", one) for index, one in enumerate(value))
 
 
@@ -72,7 +90,7 @@ def _bound(name: str, value: Any) -> int | float:
         if not 0.0 <= fraction <= 1.0:
             raise ValueError(f"{name} must lie in [0, 1] as a fraction, got {fraction}")
         return fraction
-    return _checks.integer(name, value, minimum=0)
+    return _checks.integer(name, value, minimum=0, maximum=MAX_CALLS)
 
 
 def _resolve(bound: int | float | None, count: int | None, rounding: str) -> Any:

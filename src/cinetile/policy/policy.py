@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cinetile import _checks
+from cinetile.files import reading
 from cinetile.patterns import Pattern, as_pattern, canonical_pattern, name_of
 from cinetile.plans import ROUNDINGS
 from cinetile.policy import files
 from cinetile.policy.intervals import (
     FRACTION_ROUNDINGS,
+    MAX_ENTRIES,
     Interval,
     contains,
     interval,
@@ -201,7 +203,7 @@ class SparsityPolicy:
             values["patterns"] = _patterns(values["patterns"])
         rules = values.get("rules", ())
         if not isinstance(rules, tuple | list):
-            raise ValueError(f"rules must be a list of rules, got {rules!r}")
+            raise ValueError(f"rules must be a list of rules, got {_checks.shown(rules)}")
         values["rules"] = tuple(_rule(rule) for rule in rules)
         return SparsityPolicy(**values)
 
@@ -227,10 +229,8 @@ class SparsityPolicy:
             ValueError: the file is damaged or holds no valid policy.
         """
         content = files.read(path)
-        try:
+        with reading(path, files.EXPECTED):
             return SparsityPolicy.from_dict(content)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no valid policy: {error}") from error
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Writes the policy to a `.json`, `.yaml` or `.yml` file, whole or not at all.
@@ -284,26 +284,28 @@ class SparsityPolicy:
 
 def _density(name: str, value: Any) -> float:
     if isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {_checks.shown(value)}")
     return _checks.fraction(name, value)
 
 
 def _rules(rules: Any) -> tuple[DensityRule, ...]:
     if not isinstance(rules, tuple | list):
-        raise TypeError(f"rules must be a tuple of DensityRule, got {rules!r}")
+        raise TypeError(f"rules must be a tuple of DensityRule, got {_checks.shown(rules)}")
     for rule in rules:
         if not isinstance(rule, DensityRule):
             raise TypeError(f"rules must hold DensityRule, got {type(rule).__name__}")
+    if len(rules) > MAX_ENTRIES:
+        raise ValueError(f"rules must be at most {MAX_ENTRIES}, got {len(rules):,}")
     return tuple(rules)
 
 
 def _patterns(patterns: Any) -> tuple[str | Pattern, ...]:
     if not isinstance(patterns, tuple | list) or not patterns:
-        raise ValueError(f"patterns must name at least one pattern, got {patterns!r}")
+        raise ValueError(f"patterns must name at least one pattern, got {_checks.shown(patterns)}")
     canonical = tuple(canonical_pattern("patterns", pattern) for pattern in patterns)
     names = tuple(map(name_of, canonical))
     if len(set(names)) < len(names):
-        raise ValueError(f"patterns must name none twice, got {names}")
+        raise ValueError(f"patterns must name none twice, got {_checks.shown(names)}")
     return canonical
 
 
@@ -312,7 +314,7 @@ def _rule(settings: Any) -> DensityRule:
         return settings
     _require_known("rule", settings, _field_names(DensityRule))
     if "density" not in settings:
-        raise ValueError(f"rule must have a density, got {dict(settings)}")
+        raise ValueError(f"rule must have a density, got {_checks.shown(dict(settings))}")
     values = dict(settings)
     for name in ("steps", "layers"):
         if values.get(name) is not None:
@@ -332,7 +334,8 @@ def _require_known(what: str, settings: Any, known: tuple[str, ...]) -> None:
         raise ValueError(f"{what} must be settings by name, got {type(settings).__name__}")
     unknown = [str(name) for name in settings if name not in known]
     if unknown:
-        raise ValueError(f"{what} has no {', '.join(unknown)}; it takes {', '.join(known)}")
+        listed = ", ".join(_checks.shown(name)[1:-1] for name in unknown[:8])
+        raise ValueError(f"{what} has no {listed}; it takes {', '.join(known)}")
 
 
 def _field_names(cls: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cinetile import _checks
 from cinetile.lab.compare.shapes import MODELS, RESOLUTIONS
 from cinetile.policy import SparsityPolicy
+from cinetile.policy.intervals import require_countable
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def sparse_call_share(policy: SparsityPolicy, num_steps: int, num_layers: int) -
     """
     steps = _checks.integer("num_steps", num_steps, minimum=1)
     layers = _checks.integer("num_layers", num_layers, minimum=1)
+    require_countable(steps, layers)
     sparse = sum(
         policy.densities(step, layer, num_steps=steps, num_layers=layers) is not None
         for step in range(steps)

@@ -39,7 +39,7 @@ def random_inputs(num_tokens: int, heads: int, head_dim: int, seed: int = 0) -> 
 
     Raises:
         TypeError: An argument is not an integer.
-        ValueError: A size is under 1, or the seed is negative.
+        ValueError: A size is under 1, the seed is negative, or the arrays do not fit in memory.
     """
     shape = (
         1,
@@ -48,6 +48,16 @@ def random_inputs(num_tokens: int, heads: int, head_dim: int, seed: int = 0) -> 
         _checks.integer("head_dim", head_dim, minimum=1),
     )
     seed = _checks.integer("seed", seed, minimum=0)
+    require_memory(*shape[1:])
     rng = np.random.default_rng(seed)
     query, key, value = (rng.standard_normal(shape, dtype=np.float32) for _ in range(3))
     return Inputs(query, key, value, f"random normal, seed {seed}")
+
+
+def require_memory(num_tokens: int, heads: int, head_dim: int, batch: int = 1) -> None:
+    """Raises ValueError if float32 query, key and value of these sizes do not fit in memory."""
+    _checks.memory(
+        f"query, key and value of {num_tokens:,} tokens, {heads:,} heads of {head_dim:,} in "
+        "float32",
+        3 * 4 * batch * num_tokens * heads * head_dim,
+    )

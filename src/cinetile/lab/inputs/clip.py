@@ -8,12 +8,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from cinetile import _checks
-from cinetile.lab.inputs.arrays import Inputs
+from cinetile.lab.inputs.arrays import Inputs, require_memory
 from cinetile.lab.inputs.features import block_coefficients, num_coefficients, standardise
 from cinetile.lab.inputs.heads import draw_head, project
 from cinetile.lab.inputs.schedule import frame_schedule, temporal_weights
 from cinetile.models.rotary import rotary_tables
 from cinetile.models.video import count_frames, read_frames
+
+_MOST_PIXELS = 32_768
 
 
 def clip_inputs(
@@ -76,6 +78,13 @@ def clip_inputs(
     patch = _checks.strides("patch", patch)
     seed = _checks.integer("seed", seed, minimum=0)
     path = _checks.existing_file("path", path)
+    require_memory(frames * height * width, heads, head_dim)
+    block = (vae[1] * patch[1], vae[2] * patch[2])
+    _checks.memory(
+        f"features of {frames * height * width:,} tokens",
+        4 * 2 * frames * height * width * num_coefficients(*block),
+    )
+    _require_pixels(height * block[0], width * block[1])
 
     weights = temporal_weights(frames, vae[0], patch[0])
     available, played = count_frames(path), weights.shape[-1]
@@ -84,7 +93,7 @@ def clip_inputs(
         frame_schedule(available, played),
         weights,
         grid=(frames, height, width),
-        block=(vae[1] * patch[1], vae[2] * patch[2]),
+        block=block,
         progress=progress,
     )
     cosine, sine = rotary_tables(frames, height, width, head_dim)
@@ -100,6 +109,15 @@ def clip_inputs(
     if available < played:
         source = f"{available} frames played back and forth as {played}"
     return Inputs(query, key, value, f"clip {path.name}, {source} -> {frames}x{height}x{width}")
+
+
+def _require_pixels(rows: int, columns: int) -> None:
+    """Raises ValueError if frames of this size are more than FFmpeg scales to."""
+    if max(rows, columns) > _MOST_PIXELS:
+        raise ValueError(
+            f"frames of {columns:,} x {rows:,} pixels are larger than {_MOST_PIXELS:,} on a side; "
+            "take a smaller grid"
+        )
 
 
 def _clip_features(

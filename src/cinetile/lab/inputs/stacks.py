@@ -69,5 +69,5 @@ def find_calls(paths: Sequence[str | os.PathLike[str]]) -> tuple[SavedCall, ...]
 
 
 def _number(name: str, file: Path) -> int | None:
-    match = re.search(rf"{name}[_-]?(\d+)", file.stem.lower())
+    match = re.search(rf"{name}[_-]?([0-9]{{1,9}})(?![0-9])", file.stem.lower())
     return None if match is None else int(match.group(1))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cinetile import _checks
-from cinetile.models.wan.config import parse_config, read_json
+from cinetile.models.wan.config import parse_config, read_json, require_class
 from cinetile.models.wan.linear_codec import LinearVideoCodec
 from cinetile.models.wan.schedulers import Scheduler, read_scheduler
 from cinetile.models.wan.text_encoder import UMT5Config, UMT5EncoderModel
@@ -113,17 +113,13 @@ def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> Pip
         raise FileNotFoundError(f"model must be a folder in diffusers' layout, got {folder}")
     index_path = folder / "model_index.json"
     index = read_json(index_path)
-    if index.get("_class_name") != _PIPELINE:
-        raise ValueError(
-            f"{index_path}: _class_name must be {_PIPELINE!r} (text to video), "
-            f"got {index.get('_class_name')!r}"
-        )
+    require_class(index, index_path, _PIPELINE)
     if index.get("expand_timesteps"):
         raise ValueError(f"{index_path}: expand_timesteps (Wan 2.2 TI2V) is not implemented")
     known = (*_PARTS, "boundary_ratio", "expand_timesteps")
     for name in index:
         if name not in known and not name.startswith("_"):
-            raise ValueError(f"{index_path}: unknown part {name!r}")
+            raise ValueError(f"{index_path}: unknown part {_checks.shown(name)}")
 
     boundary_ratio = index.get("boundary_ratio")
     experts = [_expert(index, "transformer"), _expert(index, "transformer_2")]
@@ -132,7 +128,7 @@ def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> Pip
     if experts[1] and boundary_ratio is None:
         raise ValueError(f"{index_path}: transformer_2 needs a boundary_ratio")
     if boundary_ratio is not None:
-        boundary_ratio = _checks.fraction("boundary_ratio", boundary_ratio)
+        boundary_ratio = _checks.fraction(f"{index_path}: boundary_ratio", boundary_ratio)
         if not experts[1]:
             raise ValueError(f"{index_path}: boundary_ratio needs a transformer_2")
 
@@ -165,13 +161,8 @@ def _expert(index: dict[str, Any], name: str) -> bool:
 
 
 def _open_codec(folder: Path) -> Part[Any, VideoCodec]:
-    name = read_json(folder / "config.json").get("_class_name")
-    if name not in _CODECS:
-        raise ValueError(
-            f"{folder / 'config.json'}: _class_name must be one of {', '.join(_CODECS)}, "
-            f"got {name!r}"
-        )
-    return _CODECS[name].deferred(folder)
+    path = folder / "config.json"
+    return _CODECS[require_class(read_json(path), path, *_CODECS)].deferred(folder)
 
 
 def _check_together(parts: PipelineParts) -> None:

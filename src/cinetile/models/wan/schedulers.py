@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cinetile import _checks
-from cinetile.models.wan.config import parse_config, read_json
+from cinetile.models.wan.config import parse_config, read_json, require_class
 
 _TRAIN_TIMESTEPS = 1000
 # The first noise level stays below 1, because the solver takes log(1 - sigma).
@@ -373,7 +373,6 @@ def read_scheduler(folder: str | os.PathLike[str]) -> Scheduler:
 
     Raises:
         FileNotFoundError: there is none.
-        TypeError: a field has the wrong type.
         ValueError: the class, a field or its value is not implemented.
     """
     path = Path(folder) / "scheduler_config.json"
@@ -381,9 +380,7 @@ def read_scheduler(folder: str | os.PathLike[str]) -> Scheduler:
     kinds = {
         kind.class_name: kind for kind in (UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler)
     }
-    name = document.get("_class_name")
-    if name not in kinds:
-        raise ValueError(f"{path}: _class_name must be one of {', '.join(kinds)}, got {name!r}")
+    name = require_class(document, path, *kinds)
     for required in _REQUIRED.get(name, ()):
         if required not in document:
             raise ValueError(f"{path}: {required} must be {_FIXED[name][required]!r}, got nothing")

@@ -9,8 +9,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from cinetile import _extras
+from cinetile.files import reading
 
 PAD_ID = 0
+_EXPECTED = "a tokenizer of the package tokenizers"
+# UMT5's, with 256,300 pieces, has 17 MB.
+_MAX_BYTES = 128 << 20
+_LARGEST_ID = (1 << 31) - 1
 _UNKNOWN = "<unk>"
 
 
@@ -43,12 +48,13 @@ class PromptTokenizer:
                 )
             raise FileNotFoundError(f"{path} is missing{hint}")
         tokenizers = _extras.require("tokenizers", extra="wan", feature="reading a prompt")
-        try:
+        self._path = path
+        with reading(path, _EXPECTED):
+            if path.stat().st_size > _MAX_BYTES:
+                raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises nothing narrower
-            raise ValueError(f"{path} holds no tokenizer: {error}") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
 
     def __call__(
         self, prompts: list[str], max_length: int, name: str = "prompt"
@@ -69,7 +75,10 @@ class PromptTokenizer:
         ids = np.full((len(prompts), max_length), PAD_ID, np.int32)
         mask = np.zeros((len(prompts), max_length), np.bool_)
         for row, prompt in enumerate(prompts):
-            tokens = self._tokenizer.encode(clean_prompt(prompt)).ids
+            with reading(self._path, _EXPECTED):
+                tokens = self._tokenizer.encode(clean_prompt(prompt)).ids
+                if max(tokens, default=0) > _LARGEST_ID:
+                    raise ValueError(f"it gives the token {max(tokens):,}")
             if len(tokens) > max_length:
                 raise ValueError(
                     f"{name} must have at most {max_length} tokens (max_sequence_length), the end "

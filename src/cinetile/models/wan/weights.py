@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped
 
-from cinetile import _extras
+from cinetile import _checks
+from cinetile.files import ArrayFile, open_safetensors, reading, shard_path
 from cinetile.models.wan.config import read_json
 from cinetile.models.wan.layers import pack_layers
 
@@ -26,7 +27,7 @@ Model_co = TypeVar("Model_co", covariant=True)
 # Puts a parameter, by its name and value, where it is to be.
 Put = Callable[[str, Any], Array]
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DTYPES = ("float32", "bfloat16", "float16")
 _LISTED = 3
 
 
@@ -131,9 +132,10 @@ class WeightFiles:
             path = self.folder / f"{stem}.safetensors.index.json"
             if path.is_file():
                 shards = read_json(path).get("weight_map")
-                if not isinstance(shards, dict) or not shards:
-                    raise ValueError(f"{path}: weight_map must name the shard of each tensor")
-                return {name: self.folder / str(shard) for name, shard in shards.items()}
+                with reading(path, "an index of safetensors files"):
+                    if not isinstance(shards, dict) or not shards:
+                        raise ValueError("weight_map must name the shard of each tensor")
+                    return {name: shard_path(self.folder, shard) for name, shard in shards.items()}
         return {}
 
     def _single(self) -> Path:
@@ -148,13 +150,12 @@ class WeightFiles:
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing, but the index names it")
         with ExitStack() as stack:
-            archive = _open(path, stack)
-            for name in archive.keys():  # noqa: SIM118 - an archive is no mapping
+            for name, header in _open(path, stack).headers.items():
                 if name in self._files:
-                    raise ValueError(f"{path}: tensor {name!r} is in {self._files[name].name} too")
-                piece = archive.get_slice(name)
-                self.shapes[name] = tuple(piece.get_shape())
-                self._dtypes[name] = piece.get_dtype()
+                    raise ValueError(
+                        f"{path}: tensor {_checks.shown(name)} is in {self._files[name].name} too"
+                    )
+                self.shapes[name], self._dtypes[name] = header.shape, header.dtype
                 self._files[name] = path
 
     @property
@@ -162,7 +163,7 @@ class WeightFiles:
         """The dtype that most parameters are stored in: "bfloat16", or "float32" for all others."""
         sizes = {True: 0, False: 0}
         for name, dtype in self._dtypes.items():
-            sizes[dtype == "BF16"] += math.prod(self.shapes[name])
+            sizes[dtype == "bfloat16"] += math.prod(self.shapes[name])
         return "bfloat16" if sizes[True] > sizes[False] else "float32"
 
     def check(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -193,12 +194,12 @@ class WeightFiles:
     def read(self, names: Iterable[str]) -> Iterator[Shaped[np.ndarray, "..."]]:
         """Yields tensors in the stored dtype, one in memory at a time."""
         with ExitStack() as stack:
-            opened: dict[Path, Any] = {}
+            opened: dict[Path, ArrayFile] = {}
             for name in names:
                 path = self._files[name]
                 if path not in opened:
                     opened[path] = _open(path, stack)
-                yield opened[path].get_tensor(self._stored[name])
+                yield opened[path].read(self._stored[name])
 
 
 def load_model(
@@ -262,12 +263,11 @@ def _renamed(name: str, renames: Mapping[str, str]) -> str:
     return name
 
 
-def _open(path: Path, stack: ExitStack) -> Any:
-    safetensors = _extras.require("safetensors", extra="wan", feature="reading weights")
-    try:
-        return stack.enter_context(safetensors.safe_open(path, framework="numpy"))
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: truncated or no safetensors file: {error}") from error
+def _open(path: Path, stack: ExitStack) -> ArrayFile:
+    archive = open_safetensors(
+        path, "weights in safetensors", extra="wan", feature="reading weights"
+    )
+    return stack.enter_context(archive)
 
 
 def _refuse(folder: Path, wrong: Mapping[str, set[str]]) -> None:
@@ -278,6 +278,6 @@ def _refuse(folder: Path, wrong: Mapping[str, set[str]]) -> None:
 
 
 def _listed(names: set[str]) -> str:
-    listed = ", ".join(map(repr, sorted(names)[:_LISTED]))
+    listed = ", ".join(map(_checks.shown, sorted(names)[:_LISTED]))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"tensor {listed}{more}"
