@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "cinetile"
 ORDER = (
     "_checks",
     "_extras",
-    "_files",
+    "files",
     "grid",
     "placement",
     "masks",

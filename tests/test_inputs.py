@@ -151,7 +151,7 @@ class TestFile:
             ({"value": np.ones((5, 2, 4))}, ValueError, r"'value' .*5, 2, 4\), wanted .*6, 2, 4"),
             (
                 {"value": np.ones((1, 6, 2, 4), int)},
-                TypeError,
+                ValueError,
                 "'value' .* int64, wanted .*float32",
             ),
             ({"query": np.ones((1, 0, 2, 4))}, ValueError, r"'query' .*\(1, 0, 2, 4\)"),
@@ -183,7 +183,7 @@ class TestFile:
         path = save(tmp_path / f"x{suffix}", stored())
         whole = path.read_bytes()
         path.write_bytes(whole[: kept if kept >= 1 else int(kept * len(whole))])
-        with pytest.raises(ValueError, match=f"x{suffix}: not a readable {suffix} file"):
+        with pytest.raises(ValueError, match=rf"x\{suffix}: .*; expected a file with query"):
             load_qkv(path)
 
     def test_missing_file(self, tmp_path, suffix):
@@ -216,7 +216,7 @@ class TestFileOfOneKind:
         else:
             damaged[-6:-2] = (directory + 1).to_bytes(4, "little")
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"x\.npz: not a readable \.npz file"):
+        with pytest.raises(ValueError, match=r"x\.npz: .*; expected a file with query"):
             load_qkv(path)
 
     def test_a_lone_array_in_an_npz(self, tmp_path):
@@ -227,7 +227,7 @@ class TestFileOfOneKind:
 
     def test_pickled_objects_are_refused(self, tmp_path):
         path = save(tmp_path / "x.npz", stored(key=np.array([{}], dtype=object)))
-        with pytest.raises(ValueError, match=r"not a readable \.npz file: Object arrays"):
+        with pytest.raises(ValueError, match=r"x\.npz: 'key' holds .* objects are not taken"):
             load_qkv(path)
 
     def test_safetensors_not_installed(self, tmp_path, monkeypatch):
@@ -606,7 +606,9 @@ class TestClipErrors:
     def test_not_a_video(self, tmp_path, content):
         path = tmp_path / "text.mp4"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"text\.mp4: not a video that FFmpeg can decode"):
+        with pytest.raises(
+            ValueError, match=r"text\.mp4: .*; expected a video that FFmpeg can decode"
+        ):
             clip_inputs(path, *GRID, 1, 16)
 
     def test_damaged_frames(self, tmp_path):
@@ -616,7 +618,9 @@ class TestClipErrors:
         third = len(damaged) // 3
         damaged[third : 2 * third] = bytes(byte ^ 0x5A for byte in damaged[third : 2 * third])
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"noise\.mkv: not a video that FFmpeg can decode"):
+        with pytest.raises(
+            ValueError, match=r"noise\.mkv: .*; expected a video that FFmpeg can decode"
+        ):
             clip_inputs(path, *GRID, 1, 16)
 
     def test_no_video_stream(self, tmp_path):
@@ -626,7 +630,7 @@ class TestClipErrors:
             sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
             sound.sample_rate = 8000
             container.mux(stream.encode(sound))
-        with pytest.raises(ValueError, match=r"sound\.wav: has no video stream"):
+        with pytest.raises(ValueError, match=r"sound\.wav: it has no video stream"):
             clip_inputs(path, *GRID, 1, 16)
 
     def test_no_frame(self, tmp_path):

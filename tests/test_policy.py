@@ -241,7 +241,7 @@ class TestFiles:
     def test_bad_content(self, content: Any, message: str, tmp_path: Path) -> None:
         path = tmp_path / "policy.json"
         path.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=f"policy.json holds no valid policy: {message}"):
+        with pytest.raises(ValueError, match=f"policy.json: {message}.*; expected a policy"):
             ct.SparsityPolicy.from_file(path)
 
     @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ class TestFiles:
     def test_damaged(self, name: str, text: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(text)
-        with pytest.raises(ValueError, match=f"{name} is no (JSON|YAML) file"):
+        with pytest.raises(ValueError, match=f"{name}: it is no (JSON|YAML) file"):
             ct.SparsityPolicy.from_file(path)
 
     def test_other_suffix(self, tmp_path: Path) -> None:

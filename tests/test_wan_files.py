@@ -80,7 +80,7 @@ class TestWeights:
 
     def test_integer_tensor(self, transformer: Path):
         rewrite(transformer, proj_out__bias=np.zeros(16, np.int32))
-        with pytest.raises(ValueError, match=r"'proj_out\.bias' has dtype I32"):
+        with pytest.raises(ValueError, match=r"'proj_out\.bias' has dtype int32"):
             WanTransformer3DModel.load(transformer)
 
     def test_truncated_file(self, transformer: Path):
@@ -183,7 +183,7 @@ class TestConfigurations:
 
     def test_no_json(self, transformer: Path):
         (transformer / "config.json").write_text("{")
-        with pytest.raises(ValueError, match=r"config\.json is no JSON file"):
+        with pytest.raises(ValueError, match=r"config\.json: it is no JSON file"):
             WanTransformer3DModel.load(transformer)
         (transformer / "config.json").write_text("[]")
         with pytest.raises(ValueError, match="must hold a JSON object"):
@@ -275,7 +275,7 @@ class TestTokenizer:
 
     def test_damaged(self, tmp_path: Path):
         (tmp_path / "tokenizer.json").write_text("{}")
-        with pytest.raises(ValueError, match="holds no tokenizer"):
+        with pytest.raises(ValueError, match="expected a tokenizer"):
             PromptTokenizer(tmp_path)
 
 
@@ -311,7 +311,10 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"_class_name": "WanImageToVideoPipeline"}, "_class_name must be 'WanPipeline'"),
+            (
+                {"_class_name": "WanImageToVideoPipeline"},
+                "_class_name must be one of WanPipeline, got",
+            ),
             ({"expand_timesteps": True}, "expand_timesteps"),
             ({"image_encoder": ["transformers", "CLIP"]}, "unknown part 'image_encoder'"),
             ({"transformer": [None, None]}, "transformer must be WanTransformer3DModel"),

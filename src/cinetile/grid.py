@@ -43,9 +43,9 @@ class TokenGrid:
         object.__setattr__(self, "text_tokens", text_tokens)
         if self.num_tokens > MAX_TOKENS:
             raise ValueError(
-                f"a grid has at most {MAX_TOKENS:,} tokens, got {_checks.shown(self.frames)} frames "
-                f"x {_checks.shown(self.height)} x {_checks.shown(self.width)} + "
-                f"{_checks.shown(text_tokens)} text = {_checks.shown(self.num_tokens)} tokens"
+                f"a grid has at most {MAX_TOKENS:,} tokens, got {_checks.shown(self.num_tokens)} "
+                f"(frames {_checks.shown(self.frames)}, height {_checks.shown(self.height)}, "
+                f"width {_checks.shown(self.width)}, text_tokens {_checks.shown(text_tokens)})"
             )
         text_first = _checks.boolean("text_first", self.text_first)
         object.__setattr__(self, "text_first", text_first)

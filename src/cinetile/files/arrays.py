@@ -1,13 +1,13 @@
 """NumPy's .npz archives: headers first, data within bounds, never pickled objects."""
 
 import contextlib
+import io
 import math
 import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 from jaxtyping import Shaped
@@ -93,10 +93,12 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[ArrayHeader, np.dtype, bool]:
     """The header of a member, its dtype, and whether its first axis is the fastest."""
     with archive.open(info) as stream:
-        return _parse_header(stream, info)
+        return _parse_header(stream, info)  # pyright: ignore[reportArgumentType]
 
 
-def _parse_header(stream: IO[bytes], info: zipfile.ZipInfo) -> tuple[ArrayHeader, np.dtype, bool]:
+def _parse_header(
+    stream: io.BufferedIOBase, info: zipfile.ZipInfo
+) -> tuple[ArrayHeader, np.dtype, bool]:
     label = _checks.shown(info.filename.removesuffix(".npy"))
     parsers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -122,7 +124,7 @@ def _parse_header(stream: IO[bytes], info: zipfile.ZipInfo) -> tuple[ArrayHeader
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Shaped[np.ndarray, "..."]:
     with archive.open(info) as stream:
-        header, dtype, fortran_order = _parse_header(stream, info)
+        header, dtype, fortran_order = _parse_header(stream, info)  # pyright: ignore[reportArgumentType]
         _checks.memory(f"array {_checks.shown(info.filename)}", header.nbytes)
         data = np.empty(header.nbytes, np.uint8)
         done = 0

@@ -97,13 +97,15 @@ def read_frames(
 def _decoding(path: Path) -> Iterator[Iterator["av.VideoFrame"]]:
     """Opens the first video stream and turns FFmpeg's errors into ones that name the file."""
     av = require_av()
-    with reading(path, "a video that FFmpeg can decode"):
-        # Titles and comments are not looked at, so they may be in any encoding.
-        with av.open(str(path), metadata_errors="replace") as container:
-            if not container.streams.video:
-                raise ValueError("it has no video stream")
-            # The default threading, by slices: by frames, FFmpeg may end a damaged clip in silence.
-            yield container.decode(container.streams.video[0])
+    # Titles and comments are not looked at, so they may be in any encoding.
+    with (
+        reading(path, "a video that FFmpeg can decode"),
+        av.open(str(path), metadata_errors="replace") as container,
+    ):
+        if not container.streams.video:
+            raise ValueError("it has no video stream")
+        # The default threading, by slices: by frames, FFmpeg may end a damaged clip in silence.
+        yield container.decode(container.streams.video[0])
 
 
 def write_video(
