@@ -271,11 +271,28 @@ class TestRoutes:
 
 
 class TestUpstreamProbes:
-    def test_two_frames_whatever_the_density(self) -> None:
-        grid = ct.TokenGrid(7, 8, 16)
-        for mask, pattern in zip(ct.svg_probe_masks(grid), strategies.PATTERNS, strict=True):
-            expected = brute_force.upstream_mask(grid, pattern, "wan", 2 * 128)
+    @pytest.mark.parametrize(
+        ("model", "width", "text"), [("wan", 256, 0), ("hunyuan", 192, 9), ("cogvideox", 192, 9)]
+    )
+    def test_their_bands(self, model: Any, width: int, text: int) -> None:
+        """Two frames for Wan, one and a half for the others, whatever the density."""
+        grid = ct.TokenGrid(7, 8, 16, text_tokens=text, text_first=model == "cogvideox")
+        probes = ct.svg_probe_masks(grid, model)
+        for mask, pattern in zip(probes, strategies.PATTERNS, strict=True):
+            expected = brute_force.upstream_mask(grid, pattern, model, width)
             np.testing.assert_array_equal(mask.to_dense(), expected)
+
+    @pytest.mark.parametrize(("height", "width"), [(8, 16), (5, 29), (13, 20)])
+    def test_how_far_upstream_blocks_differ(self, height: int, width: int) -> None:
+        """Every row of upstream's block band ends 1 to 255 tokens before the exact one."""
+        grid = ct.TokenGrid(9, height, width)
+        tokens, reach = np.arange(grid.num_tokens), 2 * grid.tokens_per_frame
+        blocks = np.abs(tokens[:, None] // 128 - tokens // 128) < reach // 128
+        middle = tokens[reach : -reach - 1]
+        for row in middle:
+            kept = np.flatnonzero(blocks[row])
+            for distance in (row - kept.min(), kept.max() - row):
+                assert 1 <= reach - distance <= 255
 
     def test_they_route(self) -> None:
         query, key, value = known_heads(GRID, [["temporal", "spatial"]])

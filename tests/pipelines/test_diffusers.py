@@ -8,10 +8,12 @@ import dataclasses
 import filecmp
 import functools
 import io
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+import diffusers
 import torch
 import torch.nn.functional as F  # noqa: N812
 from diffusers import FlowMatchEulerDiscreteScheduler, WanVideoToVideoPipeline
@@ -37,6 +40,25 @@ EXACT: dict[str, Any] = {"mode": "split", "block_q": 16, "block_kv": 8, "width_m
 POLICY = ct.SparsityPolicy(0.4, dense_steps=((0, 1),), dense_layers=((0, 1),), **EXACT)
 EVERYTHING = ct.SparsityPolicy(1.0, dense_steps=(), dense_layers=(), **EXACT)
 SPARSE = ct.SparsityPolicy(0.4, dense_steps=(), dense_layers=(), **EXACT)
+SCHEDULERS = (
+    "DDIMScheduler",
+    "DDPMScheduler",
+    "DEISMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "EulerDiscreteScheduler",
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "HeunDiscreteScheduler",
+    "KDPM2AncestralDiscreteScheduler",
+    "KDPM2DiscreteScheduler",
+    "LCMScheduler",
+    "PNDMScheduler",
+    "SASolverScheduler",
+    "TCDScheduler",
+    "UniPCMultistepScheduler",
+)
 WAN = PIPELINES[0]
 EXPERTS = PIPELINES[1]
 
@@ -329,9 +351,66 @@ class TestTracking:
         pipe = WAN.build()
         pipe.scheduler.timesteps = torch.tensor([999, 998, 998, 500])
         arguments = {"timestep": torch.tensor([998])}
+        with pytest.raises(
+            ValueError, match=r"that of the steps 1, 2 of 4, and UniPC.*begin_index"
+        ):
+            ctd.step_by_timestep(pipe, arguments)
+        pipe.scheduler.set_begin_index(1)
         assert ctd.step_by_timestep(pipe, arguments).step == 1
         pipe.scheduler._step_index = 2
         assert ctd.step_by_timestep(pipe, arguments).step == 2
+
+    @pytest.mark.parametrize("shift", [3.0, 7.0, 12.0])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize("widened", [False, True])
+    def test_steps_are_exact_in_any_dtype(
+        self, shift: float, dtype: torch.dtype, widened: bool
+    ) -> None:
+        """As in loops that give the model its timesteps in the model's dtype, twice a step."""
+        scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+        scheduler.set_timesteps(50)
+        pipe = SimpleNamespace(scheduler=scheduler)
+        found = []
+        sample = torch.zeros(1)
+        for time in scheduler.timesteps:
+            given = time.to(dtype).float() if widened else time.to(dtype)
+            pair = [ctd.step_by_timestep(pipe, {"timestep": given.expand(2)}) for _ in range(2)]
+            assert pair[0].step == pair[1].step
+            found.append(pair[0].step)
+            sample = scheduler.step(sample, time, sample, return_dict=False)[0]
+        assert found == list(range(50))
+
+    @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept context:DeprecationWarning")
+    @pytest.mark.parametrize("name", SCHEDULERS)
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+    def test_schedulers(self, name: str, dtype: torch.dtype | None) -> None:
+        """Also those of second order, whose schedules hold timesteps twice."""
+        scheduler = getattr(diffusers, name)()
+        scheduler.set_timesteps(20)
+        pipe = SimpleNamespace(scheduler=scheduler)
+        sample = torch.ones(1, 1, 4, 4)
+        for index, time in enumerate(scheduler.timesteps):
+            if hasattr(scheduler, "scale_model_input"):
+                scheduler.scale_model_input(sample, time)
+            given = time if dtype is None else time.to(dtype)
+            assert ctd.step_by_timestep(pipe, {"timestep": given}).step == index
+            sample = scheduler.step(0.1 * sample, time, sample).prev_sample
+
+    def test_a_scheduler_that_does_not_run(self) -> None:
+        """A loop around another scheduler, whose 25 steps are among the 50 of the pipeline's."""
+        pipe = WAN.build()
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+        other = FlowMatchEulerDiscreteScheduler()
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle, torch.no_grad():
+            WAN.run(pipe, num_inference_steps=2)
+            other.set_timesteps(sigmas=[1.0])
+            with pytest.raises(ValueError, match=r"stands at step 2, .* handle\.running\(pipe\)"):
+                call_model(pipe, other.timesteps[:1])
+            with handle.running(SimpleNamespace(scheduler=other)):
+                call_model(pipe, other.timesteps[:1])
+            assert [(call.step, call.num_steps) for call in handle.summary().calls] == [(0, 1)] * 3
+            with pytest.raises(TypeError, match="pipe must have a scheduler, got object"):
+                handle.running(object())
 
     def test_a_timestep_that_no_schedule_has(self) -> None:
         pipe = WAN.build()
@@ -344,18 +423,17 @@ class TestTracking:
             call_model(pipe, torch.tensor([20]))
 
     def test_a_scheduler_without_a_schedule(self) -> None:
-        """Such as that of a pipeline whose transformer runs in another one."""
-        message = r"the scheduler of WanPipeline has no schedule yet, .*with the same transformer"
-        for swapped in (False, True):  # schedulers differ in what they hold until they have one
-            pipe, other = WAN.build(), WAN.build()
-            other.transformer = pipe.transformer
-            other.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-            enabled, runs = (other, pipe) if swapped else (pipe, other)
+        """Schedulers differ in what they hold until they have a schedule."""
+        for scheduler in (None, FlowMatchEulerDiscreteScheduler(shift=3.0)):
+            pipe = WAN.build()
+            pipe.scheduler = scheduler or pipe.scheduler
+            message = r"the scheduler of WanPipeline has no schedule yet, .*handle\.running\(pipe\)"
             with (
-                ctd.enable_sparse_attention(enabled, POLICY),
+                ctd.enable_sparse_attention(pipe, POLICY),
+                torch.no_grad(),
                 pytest.raises(ValueError, match=message),
             ):
-                WAN.run(runs)
+                call_model(pipe, torch.tensor([999]))
 
     def test_tokens_of_images_beside_the_video(self) -> None:
         """LTX puts those of a later frame before the video's, with coordinates of their own."""
@@ -577,7 +655,111 @@ class TestConventions:
             close(WAN.run(pipe), dense_result(WAN))
 
 
+class TestServers:
+    """One transformer, and a pipeline with a scheduler of its own for each request."""
+
+    def copy_of(self, pipe: Any) -> Any:
+        copied = diffusers.WanPipeline(
+            tokenizer=NONE,
+            text_encoder=NONE,
+            vae=pipe.vae,
+            transformer=pipe.transformer,
+            scheduler=type(pipe.scheduler).from_config(pipe.scheduler.config),
+        )
+        copied.set_progress_bar_config(disable=True)
+        return copied
+
+    def test_the_schedule_is_that_of_the_running_pipeline(self) -> None:
+        pipe = WAN.build()
+        other = self.copy_of(pipe)
+        with ctd.enable_sparse_attention(other, POLICY):
+            expected = WAN.run(other, num_inference_steps=2)
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            WAN.run(pipe, num_inference_steps=4)
+            assert torch.equal(WAN.run(other, num_inference_steps=2), expected)
+            for which, steps in ((None, 2), (other, 2), (pipe, 4)):
+                calls = handle.summary(which).calls
+                assert {(call.step, call.num_steps) for call in calls} == {
+                    (step, steps) for step in range(steps)
+                }
+                assert len(calls) == 2 * steps * WAN.num_layers
+
+    def test_threads(self) -> None:
+        pipe = WAN.build()
+        steps = [2, 3, 4, 5]
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            expected = [WAN.run(pipe, num_inference_steps=count) for count in steps]
+        with ctd.enable_sparse_attention(pipe, POLICY) as handle:
+            copies = [self.copy_of(pipe) for _ in steps]
+
+            def request(index: int) -> Any:
+                found = WAN.run(copies[index], num_inference_steps=steps[index])
+                return found, handle.summary(copies[index]).calls
+
+            with ThreadPoolExecutor(len(steps)) as pool:
+                results = list(pool.map(request, range(len(steps))))
+        for (found, calls), wanted, count in zip(results, expected, steps, strict=True):
+            assert torch.equal(found, wanted)
+            assert [call.forward for call in calls[:: WAN.num_layers]] == list(range(2 * count))
+
+    def test_wrapped_by_peft(self) -> None:
+        """The wrapper's `forward` calls the model it wraps."""
+
+        class PeftModel(torch.nn.Module):
+            def __init__(self, model: Any) -> None:
+                super().__init__()
+                self.base_model = model
+                self.config = model.config
+                self.dtype = model.dtype
+                self.cache_context = model.cache_context
+
+            def get_base_model(self) -> Any:
+                return self.base_model
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                return self.base_model(*args, **kwargs)
+
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            expected = WAN.run(pipe)
+        model = pipe.transformer
+        wrapped = SimpleNamespace(transformer=PeftModel(model), scheduler=pipe.scheduler)
+        with ctd.enable_sparse_attention(wrapped, POLICY) as handle:
+            assert torch.equal(WAN.run(pipe), expected)
+            assert handle.summary(pipe).sparse_calls
+
+    def test_in_a_forked_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipe = WAN.build()
+        with ctd.enable_sparse_attention(pipe, POLICY):
+            monkeypatch.setattr(os, "getpid", lambda: -1)
+            message = r"before this one, -1, was forked from it, .*get_context\(\"spawn\"\)"
+            with pytest.raises(RuntimeError, match=message):
+                WAN.run(pipe)
+            with pytest.raises(RuntimeError, match=message):
+                ctd.enable_sparse_attention(WAN.build(), POLICY)
+            monkeypatch.undo()
+            WAN.run(pipe)
+
+
 class TestTensors:
+    def test_another_default_device(self) -> None:
+        """Tensors are made where the arguments are; a pointer elsewhere ended the process."""
+        pipe = WAN.build()
+        pipe.scheduler.set_timesteps(3)
+        time = pipe.scheduler.timesteps[1:2]
+        with ctd.enable_sparse_attention(pipe, SPARSE), torch.no_grad():
+            expected = call_model(pipe, time)
+            attention = tensor_attention(SPARSE, WAN.grid)
+            arrays = tensors_on(WAN.grid)
+            options: dict[str, Any] = {"step": 1, "layer": 1, "scale": 0.5, "prompt_length": None}
+            wanted = attention.attend(*arrays, **options).output
+            with torch.device("meta"):
+                found = attention.attend(*arrays, **options).output
+                step = ctd.step_by_timestep(pipe, {"timestep": float(time)}).step
+        assert torch.equal(found, wanted)
+        assert step == 1
+        del expected
+
     def test_bfloat16(self) -> None:
         pipe = WAN.build()
         pipe.transformer.to(torch.bfloat16)
@@ -652,6 +834,19 @@ class TestTensors:
         for given, passed, threads in seen:
             assert given == passed
             assert threads == 3
+
+    def test_tensors_without_memory(self) -> None:
+        """As those of sharded models between their uses: a size, but no bytes."""
+        attention = tensor_attention(SPARSE, WAN.grid)
+        arrays = tensors_on(WAN.grid)
+        for name, change in (
+            ("freed", lambda one: one.untyped_storage().resize_(0)),
+            ("cut", lambda one: one.untyped_storage().resize_(one.nbytes - 4)),
+        ):
+            value = arrays[2].clone()
+            change(value)
+            with pytest.raises(ValueError, match=r"ends? at byte 12,800 of"):
+                attention.runner(*arrays[:2], value, np.zeros((1, 2), np.int32), 0.5, None), name
 
     def test_features_with_gaps(self) -> None:
         attention = tensor_attention(SPARSE, WAN.grid)

@@ -13,18 +13,25 @@ from cinetile.placement import restore
 from cinetile.plans import TilePlan
 from cinetile.plans.picture import FULL, SKIPPED
 
-_FRAMES_OF_UPSTREAM = 2
+_FRAMES_OF_UPSTREAM = {"wan": 2.0, "hunyuan": 1.5, "cogvideox": 1.5}
 
 
 def svg_probe_masks(
     grid: TokenGrid, model: Literal["wan", "hunyuan", "cogvideox"] = "wan"
 ) -> tuple[Mask, Mask]:
-    """The spatial and temporal masks that Sparse VideoGen probes with, whatever it then runs.
+    """The bands that Sparse VideoGen probes with, whatever it then runs, as exact masks.
 
-    Bands of two frames, with the sink of `svg_mask`. Upstream draws the band in blocks of 128
-    tokens; here it is exact, so its edges differ by less than one block.
+    Bands of two frames for Wan and of one and a half for HunyuanVideo and CogVideoX, with the sink
+    and the text of `svg_mask`. They are not upstream's bit for bit: upstream keeps whole blocks of
+    128 x 128 tokens whose block indices differ by less than `width // 128`, so its band ends 1 to
+    255 tokens earlier, by where the query stands in its block. For CogVideoX upstream also counts
+    the spatial blocks from the first text token, and its temporal probe has no text at all.
+
+    Args:
+        grid: the tokens.
+        model: "wan", "hunyuan" or "cogvideox".
     """
-    width = _FRAMES_OF_UPSTREAM * grid.tokens_per_frame
+    width = int(_FRAMES_OF_UPSTREAM[model] * grid.tokens_per_frame)
     return (
         svg_mask(grid, "spatial", width=width, model=model),
         svg_mask(grid, "temporal", width=width, model=model),

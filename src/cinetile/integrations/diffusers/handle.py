@@ -3,7 +3,10 @@
 import functools
 import inspect
 import operator
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +20,14 @@ from cinetile.integrations.diffusers.processors import (
     SparseProcessor,
     processor_for,
     prompt_length_of,
+)
+from cinetile.integrations.diffusers.running import (
+    Run,
+    Runs,
+    check_process,
+    component,
+    named,
+    running_pipeline,
 )
 from cinetile.integrations.diffusers.summary import LayerCall, Summary
 from cinetile.integrations.diffusers.tensors import TensorAttention, check_tensors, is_torchax
@@ -65,24 +76,24 @@ def enable_sparse_attention(
     if family is not None and not isinstance(family, Family):
         raise TypeError(f"family must be a Family, got {type(family).__name__}")
     seed = _checks.integer("seed", seed, minimum=0)
+    check_process()
     select_implementation(implementation, None)
     models = _models(pipe, family)
     family = family or family_of(next(iter(models.values())))
     assert family is not None
-    for component, model in models.items():
+    for name, model in models.items():
         for layer in family.layers(model):
             if isinstance(layer.processor, SparseProcessor):
                 raise ValueError(
-                    f"pipe.{component} has sparse attention already; call restore() of its "
-                    "handle first"
+                    f"pipe.{name} has sparse attention already; call restore() of its handle first"
                 )
     return SparseHandle(pipe, policy, family, implementation, seed, models)
 
 
 def _models(pipe: Any, family: Family | None) -> dict[str, Any]:
-    """The pipeline's transformers by attribute, without what torch.compile wraps them in."""
+    """The pipeline's transformers by attribute, without the wrappers of torch.compile and PEFT."""
     names = family.components if family else ("transformer", "transformer_2")
-    found = {name: _component(pipe, name) for name in names}
+    found = {name: component(pipe, name) for name in names}
     found = {name: model for name, model in found.items() if model is not None}
     known = family is not None or all(family_of(model) for model in found.values())
     if not found or not known:
@@ -90,22 +101,7 @@ def _models(pipe: Any, family: Family | None) -> dict[str, Any]:
     return found
 
 
-def _component(pipe: Any, name: str) -> Any:
-    """One of the pipeline's models, without what torch.compile wraps it in; None if missing."""
-    model = getattr(pipe, name, None)
-    return getattr(model, "_orig_mod", model)
-
-
-@dataclass
-class _Forward:
-    """The call of a model that is going on."""
-
-    number: int
-    where: StepInRun
-    grid: TokenGrid
-
-
-@dataclass
+@dataclass(eq=False)
 class _Model:
     """One transformer whose self-attention is sparse."""
 
@@ -115,7 +111,22 @@ class _Model:
     layers: tuple[Any, ...]
     processors: tuple[SparseProcessor, ...] = ()
     hooks: list[Any] = field(default_factory=list)
-    forward: _Forward | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Forward:
+    """The call of a model that is going on in this context, and the one around it."""
+
+    model: _Model
+    run: Run
+    number: int
+    where: StepInRun
+    grid: TokenGrid
+    outer: "_Forward | None"
+
+
+# Of each thread its own, so that requests around one transformer do not meet.
+_FORWARD: ContextVar[_Forward | None] = ContextVar("cinetile_forward", default=None)
 
 
 class SparseHandle:
@@ -139,15 +150,14 @@ class SparseHandle:
         self._implementation = implementation
         self._seed = seed
         self._attentions: dict[Any, TensorAttention] = {}
-        self._calls: list[LayerCall] = []
-        self._schedule: Any = None
-        self._num_forwards = 0
+        self._lock = threading.Lock()
+        self._runs = Runs()
         experts = ("high_noise", "low_noise") if len(models) == 2 else (None,)
         if len(models) == 1 and "transformer_2" in models:
             experts = ("low_noise",)
         self._models: list[_Model] = []
-        for (component, module), expert in zip(models.items(), experts, strict=True):
-            model = _Model(component, module, expert, family.layers(module))
+        for (name, module), expert in zip(models.items(), experts, strict=True):
+            model = _Model(name, module, expert, family.layers(module))
             model.processors = tuple(
                 processor_for(layer.processor, functools.partial(self._attend, model, index))
                 for index, layer in enumerate(model.layers)
@@ -162,14 +172,34 @@ class SparseHandle:
             ]
             self._models.append(model)
 
-    def summary(self) -> Summary:
-        """What ran in the latest run of the pipeline, or what has run so far of it.
+    def summary(self, pipe: Any = None) -> Summary:
+        """What ran in the run that began last, or what has run so far of it.
+
+        Args:
+            pipe: the pipeline whose latest run is meant, where several share the transformer; by
+                default whichever began last.
 
         Raises:
             RuntimeError: the pipeline has another transformer by now, whose runs are not known.
         """
         self._check_components()
-        return Summary(self.family.name, tuple(self._calls))
+        return Summary(self.family.name, self._runs.calls(pipe))
+
+    def running(self, pipe: Any) -> AbstractContextManager[None]:
+        """A context in which the steps are those of this pipeline's scheduler.
+
+        For denoising loops of your own with a scheduler that is not the one of the pipeline that
+        was enabled. A pipeline that is called needs none: it is found by itself.
+
+        Args:
+            pipe: the pipeline, or anything with a `scheduler`.
+
+        Raises:
+            TypeError: it has no scheduler.
+        """
+        if getattr(pipe, "scheduler", None) is None:
+            raise TypeError(f"pipe must have a scheduler, got {type(pipe).__name__}")
+        return named(pipe)
 
     def restore(self) -> None:
         """Puts the model's own processors back; does nothing the second time.
@@ -202,7 +232,7 @@ class SparseHandle:
 
     def _check_components(self) -> None:
         for model in self._models:
-            found = _component(self._pipe, model.component)
+            found = component(self._pipe, model.component)
             if found is not None and found is not model.module:
                 raise RuntimeError(
                     f"pipe.{model.component} was replaced by another {type(found).__name__} after "
@@ -231,25 +261,26 @@ class SparseHandle:
 
     def _begin(self, model: _Model, module: Any, args: Any, kwargs: Any) -> None:
         """Takes the step and the grid from a call of a transformer that begins."""
+        check_process()
         self._check_components()
         self._check_layers(model)
         self._check_processors(model)
         bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
         call = Call(module.config, bound.arguments)
-        where = self.family.step(self._pipe, call.arguments)
+        pipe = running_pipeline(module, self.family.components, self._pipe)
+        where = self.family.step(pipe, call.arguments)
         if not isinstance(where, StepInRun):
             raise TypeError(
                 f"step of family {self.family.name} must give a StepInRun, got {where!r}"
             )
-        if where.schedule is not self._schedule:
-            self._schedule = where.schedule
-            self._calls = []
-            self._num_forwards = 0
-        model.forward = _Forward(self._num_forwards, where, self.family.grid(call))
-        self._num_forwards += 1
+        grid = self.family.grid(call)
+        run, number = self._runs.begin_forward(where.schedule, pipe)
+        _FORWARD.set(_Forward(model, run, number, where, grid, _FORWARD.get()))
 
     def _end(self, model: _Model, *_: Any) -> None:
-        model.forward = None
+        forward = _FORWARD.get()
+        if forward is not None and forward.model is model:
+            _FORWARD.set(forward.outer)
 
     def _attend(
         self,
@@ -265,8 +296,8 @@ class SparseHandle:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """In place of `scaled_dot_product_attention`."""
-        forward = model.forward
-        if forward is None:
+        forward = _FORWARD.get()
+        if forward is None or forward.model is not model:
             raise RuntimeError(
                 f"self-attention of pipe.{model.component} was called outside the model's "
                 "forward, so its token grid is not known"
@@ -290,7 +321,7 @@ class SparseHandle:
             scale=query.shape[3] ** -0.5 if scale is None else scale,
             prompt_length=prompt_length,
         )
-        self._calls.append(
+        forward.run.calls.append(
             LayerCall(
                 component=model.component,
                 step=where.step,
@@ -315,8 +346,12 @@ class SparseHandle:
         """Plans are made once for a grid and a number of steps."""
         grid, num_steps, num_layers = forward.grid, forward.where.num_steps, len(model.layers)
         settings = (grid, num_steps, num_layers, model.expert, dtype, on_jax)
-        if settings not in self._attentions:
-            self._attentions[settings] = TensorAttention(
-                *settings, policy=self.policy, implementation=self._implementation, seed=self._seed
-            )
-        return self._attentions[settings]
+        with self._lock:
+            if settings not in self._attentions:
+                self._attentions[settings] = TensorAttention(
+                    *settings,
+                    policy=self.policy,
+                    implementation=self._implementation,
+                    seed=self._seed,
+                )
+            return self._attentions[settings]

@@ -125,9 +125,8 @@ class TensorAttention:
             scale: factor on the logits.
             prompt_length: text tokens of each batch row that exist; None for all.
         """
-        query, key, value = (
-            one if one.stride(3) == 1 else one.contiguous() for one in (query, key, value)
-        )
+        arrays = (one.resolve_neg() for one in (query, key, value))
+        query, key, value = (one if one.stride(3) == 1 else one.contiguous() for one in arrays)
         started = time.perf_counter()
         level = int(self.planned.level_of[step, layer])
         plans = np.array(self.planned.levels[level] or (0,), np.int32)
@@ -256,7 +255,17 @@ def _as_torchax(array: Array) -> Any:
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    batch, token, head, _ = tensor.stride()
+    """Address and strides of a tensor, once its memory is known to hold all of its elements."""
+    batch, token, head, feature = tensor.stride()
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    size = tensor.untyped_storage().nbytes()
+    if tensor.device.type != "cpu" or feature != 1 or not tensor.data_ptr() or end > size:
+        raise ValueError(
+            "the native kernel takes tensors in the CPU's memory with adjacent features, got "
+            f"{list(tensor.shape)} {tensor.dtype} on {tensor.device} with strides "
+            f"{list(tensor.stride())}, which end at byte {end:,} of {size:,}"
+        )
     return Operand(tensor.data_ptr(), (batch, token, head))
 
 
