@@ -367,7 +367,7 @@ class TestTracking:
         self, shift: float, dtype: torch.dtype, widened: bool
     ) -> None:
         """As in loops that give the model its timesteps in the model's dtype, twice a step."""
-        scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+        scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=shift)
         scheduler.set_timesteps(50)
         pipe = SimpleNamespace(scheduler=scheduler)
         found = []
@@ -400,7 +400,7 @@ class TestTracking:
         """A loop around another scheduler, whose 25 steps are among the 50 of the pipeline's."""
         pipe = WAN.build()
         pipe.scheduler = FlowMatchEulerDiscreteScheduler()
-        other = FlowMatchEulerDiscreteScheduler()
+        other: Any = FlowMatchEulerDiscreteScheduler()
         with ctd.enable_sparse_attention(pipe, POLICY) as handle, torch.no_grad():
             WAN.run(pipe, num_inference_steps=2)
             other.set_timesteps(sigmas=[1.0])
@@ -839,14 +839,11 @@ class TestTensors:
         """As those of sharded models between their uses: a size, but no bytes."""
         attention = tensor_attention(SPARSE, WAN.grid)
         arrays = tensors_on(WAN.grid)
-        for name, change in (
-            ("freed", lambda one: one.untyped_storage().resize_(0)),
-            ("cut", lambda one: one.untyped_storage().resize_(one.nbytes - 4)),
-        ):
+        for missing in (arrays[2].nbytes, 4):
             value = arrays[2].clone()
-            change(value)
+            value.untyped_storage().resize_(value.nbytes - missing)
             with pytest.raises(ValueError, match=r"ends? at byte 12,800 of"):
-                attention.runner(*arrays[:2], value, np.zeros((1, 2), np.int32), 0.5, None), name
+                attention.runner(*arrays[:2], value, np.zeros((1, 2), np.int32), 0.5, None)
 
     def test_features_with_gaps(self) -> None:
         attention = tensor_attention(SPARSE, WAN.grid)
