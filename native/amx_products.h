@@ -15,16 +15,17 @@ namespace {
 template <class Tiles>
 struct AmxUnit {
   static constexpr int kLanes = 16;
-  static constexpr int kVectors = 2;
+  static constexpr int kMinVectors = 2;  // two tiles of queries, always
+  static constexpr int kMaxVectors = 2;
   static constexpr int kPack = 2;
   static constexpr int kKeyBlock = 256;
   static constexpr int kKeyStep = 32;  // two tiles of keys by two of queries fill four sums
   static constexpr int kFeatureMultiple = 32;
-  using Block = QueryBlock<kLanes, kVectors, kPack>;
+  using Block = QueryBlock<kLanes, kPack>;
   using Lanes = typename Block::Lanes;
   using Float = typename Lanes::Float;
   using Session = typename Tiles::Session;
-  static constexpr int kQueries = Block::kQueries;
+  static constexpr int kQueries = kLanes * kMaxVectors;
   static constexpr int kTile = 16;
   static constexpr int64_t kRowBytes = kQueries * sizeof(int32_t);
 
@@ -35,6 +36,11 @@ struct AmxUnit {
   static Scratch allocate(Arena& arena) {
     return {arena.take<float>(2 * kKeyStep * kQueries),
             arena.take<int32_t>(kKeyBlock / kPack * kQueries)};
+  }
+
+  // Packed keys of a block: their rows as they are.
+  static void pack_keys(int32_t* target, const int32_t* rows, int64_t words) {
+    std::memcpy(target, rows, kKeyBlock * words * sizeof(int32_t));
   }
 
   // Packed values of a block: [feature / 16][key / 32] tiles of [16 features][16 pairs of keys].
@@ -52,6 +58,7 @@ struct AmxUnit {
 
   // As VectorUnit::weigh. While the matrix unit scores one step of keys, the vector unit turns the
   // scores of the step before into weights; the two are written interleaved to run side by side.
+  template <int kVectors>
   static CINETILE_INLINE void weigh(const Block& block, const Scratch& scratch, const KeySpan& span,
                                     int64_t features, float scale, Float (&maxima)[kVectors],
                                     Float (&sums)[kVectors]) {
@@ -80,11 +87,12 @@ struct AmxUnit {
         weigh_pairs(0, kKeyStep / 2);
     }
     for (int v = 0; v < kVectors; ++v) {
-      maxima[v] = state.top[v] * scale;
+      maxima[v] = state.top[v];
       sums[v] = state.sums[v];
     }
   }
 
+  template <int kVectors>
   static CINETILE_INLINE void add_values(const Block& block, const Scratch& scratch,
                                          const KeySpan& span, int64_t features) {
     const int64_t start = (span.first - span.block_start) / kKeyStep;
@@ -123,8 +131,8 @@ struct AmxUnit {
     const Scratch& scratch;
     const KeySpan& span;
     float scale;
-    Float top[kVectors];
-    Float sums[kVectors];
+    Float top[kMaxVectors];
+    Float sums[kMaxVectors];
   };
 
   // Scores keys key to key + 31 into a turn of the scratch; along the way calls
@@ -166,7 +174,7 @@ struct AmxUnit {
     const float* scores = state.scratch.scores + turn * kKeyStep * kQueries;
     int32_t* weights = state.scratch.weights + (key - state.span.block_start) / kPack * kQueries;
     for (int64_t pair = start; pair < stop; ++pair)
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kMaxVectors; ++v) {
         const Float reference = Lanes::load(state.block.reference + v * kLanes);
         Float weight[2];
         for (int half = 0; half < 2; ++half) {
@@ -174,7 +182,7 @@ struct AmxUnit {
           Float score = Lanes::load(scores + row * kQueries + v * kLanes);
           if constexpr (kMasked) score = mask_score(state.block, score, key + row, v, state.span);
           state.top[v] = Lanes::maximum(score, state.top[v]);
-          weight[half] = Tiles::exp2(score * state.scale - reference);
+          weight[half] = Tiles::exp2((score - reference) * state.scale);
         }
         state.sums[v] += weight[0] + weight[1];
         Lanes::store(weights + pair * kQueries + v * kLanes,

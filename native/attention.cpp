@@ -5,9 +5,12 @@
 
 #include "interrupts.h"
 #include "memory.h"
+#include "query_split.h"
 
 namespace cinetile {
 namespace {
+
+int64_t queries_per_task(const Kernel& kernel) { return kernel.query_block * kQueryBlocksPerTask; }
 
 // One head of one batch row.
 struct Head {
@@ -18,9 +21,10 @@ struct Head {
 };
 
 // Heads that are packed and computed together: one, unless its tasks are too few for the threads.
-int64_t heads_at_a_time(const Problem& problem, int64_t queries_per_task, int64_t num_threads) {
+int64_t heads_at_a_time(const Problem& problem, const Kernel& kernel, int64_t num_threads) {
   constexpr int64_t kTasksPerThread = 8;
-  const int64_t tasks_per_head = (problem.num_tokens + queries_per_task - 1) / queries_per_task;
+  const int64_t most = kernel.query_block * kQueryBlocksPerTask;
+  const int64_t tasks_per_head = (problem.num_tokens + most - 1) / most;
   const int64_t wanted = (kTasksPerThread * num_threads + tasks_per_head - 1) / tasks_per_head;
   const int64_t limit =
       std::max<int64_t>(1, std::min(problem.batch * problem.heads, 2 * num_threads));
@@ -33,13 +37,15 @@ struct QueryRange {
   int64_t stop;
 };
 
-void append_query_ranges(const Problem& problem, const Head& head, int64_t queries_per_task,
+void append_query_ranges(const Problem& problem, const Head& head, const Kernel& kernel,
                          std::vector<QueryRange>& ranges) {
   const int64_t block_q = head.plan->block_q;
   for (int64_t tile = 0; tile < head.plan->num_q_tiles; ++tile) {
-    const int64_t stop = std::min((tile + 1) * block_q, problem.num_tokens);
-    for (int64_t first = tile * block_q; first < stop; first += queries_per_task)
-      ranges.push_back({&head, first, std::min(first + queries_per_task, stop)});
+    const int64_t start = tile * block_q;
+    const QuerySplit tasks =
+        split_tile(kernel, std::min(start + block_q, problem.num_tokens) - start);
+    for (int64_t task = 0; task < tasks.parts; ++task)
+      ranges.push_back({&head, start + tasks.start(task), start + tasks.start(task + 1)});
   }
 }
 
@@ -55,11 +61,11 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
   const PackedLayout layout = packed_layout(kernel, problem.num_tokens, problem.head_dim);
   const int64_t key_words = layout.num_blocks * kernel.key_block * layout.key_words;
   const int64_t head_words = key_words + layout.num_blocks * layout.value_words;
-  const int64_t queries_per_task = kernel.query_block * kQueryBlocksPerTask;
   const int64_t num_heads = problem.batch * problem.heads;
-  const int64_t group = heads_at_a_time(problem, queries_per_task, threads.count());
+  const int64_t group = heads_at_a_time(problem, kernel, threads.count());
   const RunningCall call;
   const AlignedBuffer packed(group * head_words * sizeof(int32_t));
+  std::vector<uint8_t> not_finite(group * layout.num_blocks);
 
   std::vector<Head> heads;
   std::vector<QueryRange> ranges;
@@ -73,9 +79,9 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
       heads.push_back({index / problem.heads,
                        index % problem.heads,
                        &problem.plans[problem.routes[index]],
-                       {words, words + key_words}});
+                       {words, words + key_words, not_finite.data() + i * layout.num_blocks}});
     }
-    for (const Head& head : heads) append_query_ranges(problem, head, queries_per_task, ranges);
+    for (const Head& head : heads) append_query_ranges(problem, head, kernel, ranges);
 
     parallel_for(threads, count * layout.num_blocks, [&](int64_t index) {
       call.throw_if_interrupted();
@@ -94,10 +100,12 @@ void run_attention(const Problem& problem, const Kernel& kernel, Threads& thread
       AttendTask task;
       task.type = problem.type;
       task.query = start_of(problem.query, problem.query_strides, head, problem.type);
+      task.value = start_of(problem.value, problem.value_strides, head, problem.type);
       task.output =
           const_cast<void*>(start_of(problem.output, problem.output_strides, head, problem.type));
       task.lse = problem.lse + head.row * problem.num_tokens * problem.heads + head.head;
       task.query_stride = problem.query_strides.token;
+      task.value_stride = problem.value_strides.token;
       task.output_stride = problem.output_strides.token;
       task.lse_stride = problem.heads;
       task.num_tokens = problem.num_tokens;

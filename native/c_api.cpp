@@ -10,6 +10,7 @@
 #include "interrupts.h"
 #include "paths.h"
 #include "plan_tables.h"
+#include "query_split.h"
 #include "thread_pool.h"
 
 extern "C" {
@@ -23,8 +24,8 @@ struct CinetileArray {
 };
 
 struct CinetileCall {
-  int64_t size;  // of this structure, by which a library of another version is found out
-  int64_t is_bfloat16;
+  int64_t size;       // of this structure, by which a library of another version is found out
+  int64_t data_type;  // as DataType numbers them
   int64_t batch;
   int64_t num_tokens;
   int64_t heads;
@@ -63,11 +64,12 @@ Strides strides_of(const CinetileArray& array) {
 // Why the call was not run; empty if it was.
 std::string attend(const CinetileCall& call) {
   if (call.size != sizeof(CinetileCall)) return "the library is of another version of cinetile";
+  if (call.data_type < 0 || call.data_type > 2) return "no data type has that number";
   if (call.num_threads < 1) return "num_threads is below 1";
   const Path* path = find_path(call.path);
   if (path == nullptr) return "this processor has no path '" + std::string(call.path) + "'";
   Problem problem;
-  problem.type = call.is_bfloat16 != 0 ? DataType::kBFloat16 : DataType::kFloat32;
+  problem.type = static_cast<DataType>(call.data_type);
   problem.batch = call.batch;
   problem.num_tokens = call.num_tokens;
   problem.heads = call.heads;
@@ -132,6 +134,16 @@ CINETILE_EXPORT int cinetile_attend(const CinetileCall* call, char* reason, int6
 // See interrupts.h.
 CINETILE_EXPORT int cinetile_watch_interrupts() { return cinetile::watch_interrupts(); }
 CINETILE_EXPORT void cinetile_end_calls(int64_t last) { cinetile::end_calls(last); }
+
+// Queries that a path computes for a query tile of so many, by the number of the data type; 0 where
+// the processor has no such path.
+CINETILE_EXPORT int64_t cinetile_computed_queries(const char* path_name, int64_t data_type,
+                                                  int64_t queries) {
+  const cinetile::Path* path = cinetile::find_path(path_name);
+  if (path == nullptr) return 0;
+  return cinetile::computed_queries(path->kernel(static_cast<cinetile::DataType>(data_type)),
+                                    queries);
+}
 
 // Names of the paths that can run here, the fastest first, separated by commas; those in
 // parentheses are for tests.

@@ -8,8 +8,6 @@
 
 namespace cinetile {
 
-// Values are packed in groups of this many features.
-constexpr int64_t kFeatureBlock = 16;
 constexpr size_t kAlignment = 64;
 
 static inline int64_t round_up(int64_t value, int64_t multiple) {
@@ -23,10 +21,11 @@ struct PackedLayout {
   int64_t num_blocks;   // blocks of keys
 };
 
-// One head's keys and values, packed: rows of keys, and blocks of transposed values.
+// One head's keys and values, packed block by block in the layout that its kernel reads.
 struct PackedHead {
   int32_t* keys = nullptr;
   int32_t* values = nullptr;
+  uint8_t* not_finite = nullptr;  // [block]: whether some value of the block is infinite or NaN
 };
 
 struct PackTask {
@@ -38,17 +37,19 @@ struct PackTask {
   const int32_t* order;  // null for frame-major
   int64_t num_tokens;
   int64_t head_dim;
-  int64_t block;        // which block of keys to pack
-  int32_t* value_rows;  // scratch for the unpacked rows of a block
+  int64_t block;  // which block of keys to pack
+  int32_t* rows;  // scratch for the unpacked rows of a block
   PackedHead target;
 };
 
 struct AttendTask {
   DataType type;
   const void* query;  // of the head, at token 0
+  const void* value;
   void* output;
   float* lse;
   int64_t query_stride;  // elements from one token to the next
+  int64_t value_stride;
   int64_t output_stride;
   int64_t lse_stride;
   int64_t num_tokens;
@@ -68,7 +69,8 @@ struct AttendTask {
 // A kernel is a table of functions compiled for one instruction set. Nothing else of such a source
 // file may be visible to the linker, lest a weaker machine gets code that it cannot run.
 struct Kernel {
-  int64_t query_block;        // queries that are computed side by side
+  int64_t query_block;        // queries that are computed side by side, at most
+  int64_t query_multiple;     // fewer are whole multiples of this
   int64_t key_block;          // keys whose values are packed together
   int64_t features_per_word;  // 2 where two bfloat16 numbers share a word, else 1
   int64_t feature_multiple;   // features are padded to whole multiples of this, with zeros

@@ -32,18 +32,31 @@ bool has_amx_bf16() {
   return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0 && allow_amx_tiles();
 }
 
+// Conversions of float16 numbers, which every processor with AVX2 has though no rule says so.
+bool has_f16c() {
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+// AMD's cores begin a dot product of bfloat16 pairs as often as a float32 product, Intel's far more
+// seldom: 18.9 cycles a pair of query and key against 10.5 were measured on Sapphire Rapids.
+bool has_fast_bfloat16_pairs() {
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+}
+
 std::vector<Path> find_available_paths() {
   std::vector<Path> paths;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      has_f16c();
+  const Path bfloat16_pairs{"avx512_bf16", &kAvx512Kernel, &kAvx512Bf16Kernel, true};
   if (avx512 && has_amx_bf16()) paths.push_back({"amx", &kAvx512Kernel, &kAmxKernel, true});
-  if (avx512 && __builtin_cpu_supports("avx512bf16"))
-    paths.push_back({"avx512_bf16", &kAvx512Kernel, &kAvx512Bf16Kernel, true});
-  if (avx512) {
-    paths.push_back({"avx512", &kAvx512Kernel, &kAvx512Kernel, true});
-    paths.push_back({"amx_emulated", &kAvx512Kernel, &kAmxEmulatedKernel, false});
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+  if (avx512 && has_fast_bfloat16_pairs()) paths.push_back(bfloat16_pairs);
+  if (avx512) paths.push_back({"avx512", &kAvx512Kernel, &kAvx512Kernel, true});
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && !has_fast_bfloat16_pairs())
+    paths.push_back(bfloat16_pairs);
+  if (avx512) paths.push_back({"amx_emulated", &kAvx512Kernel, &kAmxEmulatedKernel, false});
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
     paths.push_back({"avx2", &kAvx2Kernel, &kAvx2Kernel, true});
   paths.push_back({"portable", &kPortableKernel, &kPortableKernel, true});
   return paths;

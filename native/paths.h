@@ -10,12 +10,12 @@ namespace cinetile {
 
 struct Path {
   const char* name;
-  const Kernel* float32;   // takes float32 arrays
+  const Kernel* float32;   // takes float32 arrays, and float16 ones, which it widens
   const Kernel* bfloat16;  // takes bfloat16 arrays
   bool automatic;          // false for one that only tests ask for by name
 
   const Kernel& kernel(DataType type) const {
-    return type == DataType::kFloat32 ? *float32 : *bfloat16;
+    return type == DataType::kBFloat16 ? *bfloat16 : *float32;
   }
 };
 

@@ -9,7 +9,8 @@ namespace cinetile {
 
 // Functions in headers are static, so that no kernel shares one with code for weaker machines.
 
-enum class DataType { kFloat32, kBFloat16 };
+// Numbered as in direct.py.
+enum class DataType { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 static inline int64_t byte_size(DataType type) { return type == DataType::kFloat32 ? 4 : 2; }
 

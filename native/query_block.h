@@ -29,44 +29,49 @@ class Arena {
   int64_t used_ = 0;
 };
 
-// kVectors vectors of kLanes queries side by side. Arrays are [feature or word][query], so that a
-// vector holds the same feature of neighbouring queries. Weights are exp2(score - reference).
-template <int kLanes, int kVectors, int kPack>
+// Some vectors of kLanes queries side by side. Arrays are [feature or word][query], so that a
+// vector holds the same feature of neighbouring queries. Weights are exp2((score - reference) *
+// scale), where the scale is that of logits in base two: the difference is exact where it matters,
+// and no compiler can contract it with the product, so that logits may have any size.
+template <int kLanes, int kPack>
 struct QueryBlock {
   using Lanes = Simd<kLanes>;
   using Float = typename Lanes::Float;
   using Int = typename Lanes::Int;
-  static constexpr int kQueries = kLanes * kVectors;
 
-  // Far under any score in base two, yet finite, so that it never makes a NaN.
+  // Far under any score, yet finite, so that it never makes a NaN.
   static constexpr float kNoReference = -1e38f;
 
-  static QueryBlock allocate(Arena& arena, int64_t features) {
+  static QueryBlock allocate(Arena& arena, int64_t features, int max_vectors) {
+    const int64_t most = int64_t{kLanes} * max_vectors;
     QueryBlock block;
-    block.query = arena.take<int32_t>(features / kPack * kQueries);
-    block.output = arena.take<float>(features * kQueries);
-    block.reference = arena.take<float>(kQueries);
-    block.total = arena.take<float>(kQueries);
-    block.prefix = arena.take<int32_t>(kQueries);
-    block.low = arena.take<int32_t>(kQueries);
-    block.span = arena.take<int32_t>(kQueries);
+    block.query = arena.take<int32_t>(features / kPack * most);
+    block.output = arena.take<float>(features * most);
+    block.reference = arena.take<float>(most);
+    block.total = arena.take<float>(most);
+    block.prefix = arena.take<int32_t>(most);
+    block.low = arena.take<int32_t>(most);
+    block.span = arena.take<int32_t>(most);
     return block;
   }
 
-  // Takes over queries first to stop - 1; further lanes repeat the last of them. `row` is scratch
-  // for the words of one query.
-  void start(const AttendTask& task, int64_t first, int64_t stop, int64_t features, int32_t* row) {
+  // Takes over queries first to stop - 1 in so many vectors; further lanes repeat the last of
+  // them. `row` is scratch for the words of a single query.
+  void start(const AttendTask& task, int64_t first, int64_t stop, int num_vectors, int64_t features,
+             int32_t* row) {
+    vectors = num_vectors;
+    queries = int64_t{kLanes} * num_vectors;
     first_query = first;
     stop_query = stop;
     seen_keys = false;
     const int64_t words = features / kPack;
     const PlanTables& plan = *task.plan;
-    for (int64_t lane = 0; lane < kQueries; ++lane) {
+    for (int64_t lane = 0; lane < queries; ++lane) {
       const int64_t position = first + lane < stop ? first + lane : stop - 1;
       read_words<kPack>(row,
                         token(task.query, position, plan.query_order, task.query_stride, task.type),
                         task.type, task.head_dim, words);
-      for (int64_t word = 0; word < words; ++word) query[word * kQueries + lane] = row[word];
+      for (int64_t word = 0; word < words; ++word) query[word * queries + lane] = row[word];
       const bool every_key = plan.prefix == nullptr;
       const int32_t all = static_cast<int32_t>(task.num_tokens);
       prefix[lane] = every_key ? all : plan.prefix[position];
@@ -80,7 +85,7 @@ struct QueryBlock {
       reference[lane] = kNoReference;
       total[lane] = 0.0f;
     }
-    std::memset(output, 0, features * kQueries * sizeof(float));
+    std::memset(output, 0, features * queries * sizeof(float));
     find_bounds();
   }
 
@@ -107,14 +112,22 @@ struct QueryBlock {
     if (prefix_inside && band_inside) stop = prefix_stop > band_stop ? prefix_stop : band_stop;
   }
 
-  // Raises the references of all rows to new maxima of their scores in base two, and scales what
-  // has been summed up. Scores only rise, so nothing overflows here.
-  void raise_references(const Float (&maxima)[kVectors], int64_t features) {
+  // Whether the row of a lane keeps the key at a position, if the key's tile is masked.
+  bool keeps(int64_t lane, int64_t key) const {
+    return key < prefix[lane] ||
+           static_cast<uint32_t>(key - low[lane]) < static_cast<uint32_t>(span[lane]);
+  }
+
+  // Raises the references of all rows to new maxima of their scores, and scales what has been
+  // summed up. Scores only rise, so nothing overflows here.
+  template <int kVectors>
+  void raise_references(const Float (&maxima)[kVectors], float scale, int64_t features) {
+    constexpr int kQueries = kVectors * kLanes;
     Float shrink[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const Float old = Lanes::load(reference + v * kLanes);
       const Float raised = Lanes::maximum(maxima[v], old);
-      shrink[v] = Lanes::template exp2<5>(old - raised);
+      shrink[v] = Lanes::template exp2<5>((old - raised) * scale);
       Lanes::store(reference + v * kLanes, raised);
       Lanes::store(total + v * kLanes, Lanes::load(total + v * kLanes) * shrink[v]);
     }
@@ -133,19 +146,12 @@ struct QueryBlock {
           task.plan->query_order == nullptr ? position : task.plan->query_order[position];
       // A row without any key has the output zero and the log-sum-exp minus infinity.
       const float factor = total[lane] == 0.0f ? 0.0f : 1.0f / total[lane];
-      constexpr float kLogOfTwo = 0.69314718056f;
       task.lse[index * task.lse_stride] =
           total[lane] == 0.0f ? -INFINITY
-                              : (reference[lane] + __builtin_log2f(total[lane])) * kLogOfTwo;
-      const float* column = output + lane;
-      if (task.type == DataType::kFloat32) {
-        float* target = static_cast<float*>(task.output) + index * task.output_stride;
-        for (int64_t i = 0; i < task.head_dim; ++i) target[i] = column[i * kQueries] * factor;
-      } else {
-        uint16_t* target = static_cast<uint16_t*>(task.output) + index * task.output_stride;
-        for (int64_t i = 0; i < task.head_dim; ++i)
-          target[i] = round_to_bfloat16(column[i * kQueries] * factor);
-      }
+                              : reference[lane] * task.scale + __builtin_logf(total[lane]);
+      void* target =
+          static_cast<char*>(task.output) + index * task.output_stride * byte_size(task.type);
+      write_numbers(target, task.type, output + lane, queries, task.head_dim, factor);
     }
   }
 
@@ -156,6 +162,8 @@ struct QueryBlock {
   int32_t* prefix;
   int32_t* low;
   int32_t* span;
+  int vectors = 0;
+  int64_t queries = 0;  // lanes of these vectors
   int64_t first_query = 0;
   int64_t stop_query = 0;
   bool seen_keys = false;
@@ -167,7 +175,7 @@ struct QueryBlock {
     min_prefix = max_prefix = prefix[0];
     min_low = max_low = low[0];
     min_high = max_high = low[0] + span[0];
-    for (int lane = 1; lane < kQueries; ++lane) {
+    for (int lane = 1; lane < queries; ++lane) {
       const int64_t high = low[lane] + span[lane];
       min_prefix = prefix[lane] < min_prefix ? prefix[lane] : min_prefix;
       max_prefix = prefix[lane] > max_prefix ? prefix[lane] : max_prefix;

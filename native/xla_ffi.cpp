@@ -43,14 +43,16 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
   const auto shape = query.dimensions();
   if (shape.size() != 4) return invalid("query must have four axes");
   const auto type = query.element_type();
-  if (type != ffi::F32 && type != ffi::BF16)
-    return invalid("query is neither float32 nor bfloat16");
+  if (type != ffi::F32 && type != ffi::BF16 && type != ffi::F16)
+    return invalid("query is none of float32, bfloat16 and float16");
   for (const ffi::AnyBuffer& other : {key, value, *output})
     if (!(other.dimensions() == shape) || other.element_type() != type)
       return invalid("query, key, value and output differ in shape or type");
 
   Problem problem;
-  problem.type = type == ffi::F32 ? DataType::kFloat32 : DataType::kBFloat16;
+  problem.type = type == ffi::F32    ? DataType::kFloat32
+                 : type == ffi::BF16 ? DataType::kBFloat16
+                                     : DataType::kFloat16;
   problem.batch = shape[0];
   problem.num_tokens = shape[1];
   problem.heads = shape[2];

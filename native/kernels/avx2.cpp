@@ -1,4 +1,4 @@
-// x86 with AVX2 and FMA.
+// x86 with AVX2, FMA and F16C.
 #include "streaming_attention.h"
 
 namespace cinetile {

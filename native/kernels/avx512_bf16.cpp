@@ -9,8 +9,8 @@ namespace {
 
 struct BFloat16Products {
   static constexpr int kLanes = 16;
-  static constexpr int kVectors = 4;
-  static constexpr int kRows = 4;
+  static constexpr int kVectors = 3;
+  static constexpr int kRows = 8;
   static constexpr int kPack = 2;
   static constexpr int kKeyBlock = 128;
   using Lanes = Simd<kLanes>;

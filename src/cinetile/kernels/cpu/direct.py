@@ -15,7 +15,7 @@ from cinetile.kernels.cpu.native import load_library
 from cinetile.kernels.cpu.tables import flatten_plans
 from cinetile.plans import TilePlan
 
-_DTYPES = ("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16", "float16")  # numbered as by native/problem.h
 _REASON_BYTES = 512
 _INTERRUPTED = 2
 
@@ -34,7 +34,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         ("size", ctypes.c_int64),
-        ("is_bfloat16", ctypes.c_int64),
+        ("data_type", ctypes.c_int64),
         ("batch", ctypes.c_int64),
         ("num_tokens", ctypes.c_int64),
         ("heads", ctypes.c_int64),
@@ -117,7 +117,7 @@ class DirectAttention:
             key: keys, likewise.
             value: values, likewise.
             output: where the output goes, likewise; must overlap none of the others.
-            dtype: of all four, "float32" or "bfloat16".
+            dtype: of all four, "float32", "bfloat16" or "float16".
             head_dim: features of a head.
             routes: index into the plans for each head of each batch row.
             scale: factor on the logits.
@@ -139,7 +139,7 @@ class DirectAttention:
         tables = self._tables
         call = _Call(
             size=ctypes.sizeof(_Call),
-            is_bfloat16=dtype == "bfloat16",
+            data_type=_DTYPES.index(dtype),
             batch=batch,
             num_tokens=self._num_tokens,
             heads=heads,
