@@ -180,8 +180,9 @@ _HEADS = [
     KernelCase("batch-2", SMALL, spatial(), batch=2),
     KernelCase("batch-2-heads-3", SMALL, temporal(), 16, 24, batch=2, heads=3),
 ]
-_BFLOAT16 = [
-    replace(case, name=f"{case.name}-bf16", dtype="bfloat16")
+_HALVES = [
+    replace(case, name=f"{case.name}-{suffix}", dtype=dtype)
+    for suffix, dtype in (("bf16", "bfloat16"), ("f16", "float16"))
     for case in (*_SIZES, *_TEMPORAL, *_UPSTREAM, *_MODES, *_HEADS)
     if case.name
     in {
@@ -206,7 +207,7 @@ CASES: tuple[KernelCase, ...] = (
     *_UPSTREAM,
     *_MODES,
     *_HEADS,
-    *_BFLOAT16,
+    *_HALVES,
 )
 
 _MEDIUM: tuple[tuple[Mode, Callable[..., ct.Mask], str], ...] = (

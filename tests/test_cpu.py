@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 from kernel_cases import SMALL, KernelCase, find
-from kernel_suite import KernelSuite
+from kernel_suite import KernelSuite, expected_of
 
 import cinetile as ct
 from cinetile.kernels import registry
@@ -24,6 +26,9 @@ from cinetile.kernels.cpu.tables import FlatTables, flatten_plans
 
 LIBRARY = load_library()
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))
+
+
+PATHS = ("amx", "amx_emulated", "avx512_bf16", "avx512", "avx2", "portable")
 
 
 class PathSuite(KernelSuite):
@@ -52,6 +57,48 @@ class PathSuite(KernelSuite):
         output, lse = self.attend_and_lse(query, key, value, find("ragged").plan)
         assert np.isnan(output).all()
         assert np.isnan(lse).all()
+
+    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("which", ["key", "value"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "ragged",
+            "blocks-divide",
+            "temporal-sink-2",
+            "mode-naive",
+            "aligned-balanced",
+            "width-0",
+            "ragged-bf16",
+            "ragged-f16",
+            "blocks-beyond-the-sequence",
+            "hunyuan-padded-text",
+        ],
+    )
+    def test_what_is_not_finite_reaches_rows_that_keep_it(
+        self, name: str, which: str, number: float
+    ) -> None:
+        case = find(name)
+        query, key, value = arrays = case.arrays()
+        kept = case.plan.mask_kept()
+        left_out = np.flatnonzero(~kept.all(axis=0))
+        spoiled = left_out[left_out.size // 3 :: 31]
+        safe = ~kept[:, spoiled].any(axis=1)
+        assert 0 < safe.sum() < safe.size
+        bad_key, bad_value = key.copy(), value.copy()
+        bad = bad_key if which == "key" else bad_value
+        bad[:, spoiled, :, 1] = number
+        output, lse = self.attend_and_lse(query, bad_key, bad_value, case.plan)
+        expected = expected_of(arrays, [case.plan])
+        self.check(
+            (output[:, safe], lse[:, safe]),
+            (expected[0][:, safe], expected[1][:, safe]),
+            case.dtype,
+        )
+        if which == "value":
+            assert not np.isfinite(output[0, ~safe, 0, 1]).any()
+            others = np.arange(case.head_dim) != 1
+            assert np.isfinite(output[..., others]).all()
 
     def test_an_empty_vmap(self) -> None:
         empty = np.zeros((0, *find("ragged").shape), np.float32)
@@ -83,11 +130,54 @@ class TestPortable(PathSuite):
     path = "portable"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("head_dim", [1, 8, 16, 24, 40, 64, 80, 128, 192, 256, 320])
-@pytest.mark.parametrize(
-    "path", ["amx", "amx_emulated", "avx512_bf16", "avx512", "avx2", "portable"]
+@pytest.mark.parametrize("path", PATHS)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    exponent=st.integers(0, 34),
+    scale=st.floats(0.3, 3.0),
+    offset=st.sampled_from([-8, 0, 8]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
 )
+@settings(max_examples=25)
+def test_logits_of_any_size(
+    path: str, seed: int, exponent: int, scale: float, offset: int, dtype: str
+) -> None:
+    """Scores up to 3e12, exact in float32: the weights must feel their differences only."""
+    forced = CpuImplementation(path)
+    if (reason := forced.unavailable()) is not None:
+        pytest.skip(reason)
+    case = find("ragged")
+    generator = np.random.default_rng(seed)
+    query, key = (generator.integers(-4, 5, case.shape) for _ in range(2))
+    query, key = (query + offset) * 2.0**exponent, key + offset
+    arrays = [
+        np.asarray(array, jnp.dtype(dtype))
+        for array in (query, key, generator.standard_normal(case.shape))
+    ]
+    scale = float(np.float32(scale))
+    found = forced.attend(
+        *map(jnp.asarray, arrays), None, plans=(case.plan,), scale=scale, valid_text=None
+    )
+    PathSuite().check(found, expected_of(arrays, [case.plan], scale=scale), dtype)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_block_of_queries_is_mostly_empty(path: str) -> None:
+    """A query tile computes less than a vector of queries (two on AMX) that it does not have."""
+    assert not isinstance(LIBRARY, str)
+    if path not in LIBRARY.paths + LIBRARY.test_paths:
+        pytest.skip(f"this processor has no path {path!r}")
+    for number, dtype in enumerate(("float32", "bfloat16", "float16")):
+        amx = path.startswith("amx") and dtype == "bfloat16"
+        lanes = 32 if amx else {"avx2": 8, "portable": 4}.get(path, 16)
+        for queries in range(1, 1025):
+            computed = LIBRARY.computed_queries(path.encode(), number, queries)
+            assert computed == -(-queries // lanes) * lanes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 24, 40, 64, 80, 128, 192, 256, 320])
+@pytest.mark.parametrize("path", PATHS)
 def test_head_dims(path: str, head_dim: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features fill words, vectors and tiles to different degrees."""
     forced = CpuImplementation(path)
@@ -299,7 +389,7 @@ class TestCorruptTables:
 class TestTunedBlocks:
     def test_every_path_has_sizes(self) -> None:
         for path in ("amx", "avx512_bf16", "avx512", "avx2", "portable"):
-            for dtype in ("float32", "bfloat16"):
+            for dtype in ("float32", "bfloat16", "float16"):
                 for tokens in (1, 8_400, 10**6):
                     assert min(tuned_blocks(path, dtype, tokens)) >= 1
 

@@ -136,7 +136,7 @@ def test_text_that_does_not_exist() -> None:
         ({"routes": ROUTES + 1}, "routes name a plan that is not there"),
         ({"num_threads": 0}, "num_threads is below 1"),
         ({"head_dim": 0}, "an array is empty"),
-        ({"dtype": "float16"}, "dtype must be one of 'float32', 'bfloat16'"),
+        ({"dtype": "float64"}, "dtype must be one of 'float32', 'bfloat16', 'float16'"),
         ({"valid_text": np.array([71, 0], np.int32)}, "valid_text is more than the sequence holds"),
         ({"valid_text": np.zeros(3, np.int32)}, r"valid_text must be \[2\], got \[3\]"),
     ],

@@ -44,6 +44,7 @@ CASE_NAMES = (
     "ragged-bf16",
     "mode-naive-bf16",
     "head-dim-128-bf16",
+    "ragged-f16",
 )
 
 
@@ -57,6 +58,7 @@ class TestPallasTpu(KernelSuite):
     implementation = "pallas_tpu"
     # Queries are rounded to bfloat16 once more, after the scale is folded into them.
     lse_tolerances: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 3e-2}
+    refused_dtypes: ClassVar[dict[str, str]] = {"float16": "TPUs multiply bfloat16 and float32"}
 
     @pytest.mark.parametrize("case", [find(name) for name in CASE_NAMES], ids=str)
     def test_output_and_lse(self, case: KernelCase) -> None:

@@ -14,7 +14,7 @@ from cinetile.masks import Mask
 
 AnyArray = Array | np.ndarray
 
-_DTYPES = ("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16", "float16")
 _AXES = ("batch", "tokens", "heads", "head_dim")
 
 

@@ -17,7 +17,7 @@ class AttentionRequest:
         batch: rows of the batch.
         heads: attention heads.
         head_dim: features of a head.
-        dtype: name of the arrays' dtype, "float32" or "bfloat16".
+        dtype: name of the arrays' dtype, "float32", "bfloat16" or "float16".
         plans: plans that a head can be routed to; all on one token grid.
         has_padding: whether some of the text may not exist, which is known at run time alone.
     """

@@ -80,7 +80,7 @@ def default_blocks(
 
     Args:
         num_tokens: tokens of the sequence.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32", "bfloat16" or "float16".
         implementation: a name, or a sequence of names of which the first that can run counts;
             by default the one that `attention` would choose here.
         sparse: whether the tiles have to follow a sparse mask: on a short sequence they are then

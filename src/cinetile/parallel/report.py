@@ -78,7 +78,7 @@ def exchange_report(
     devices = _checks.integer("devices", devices, minimum=2)
     for name, count in (("heads", heads), ("head_dim", head_dim), ("batch", batch)):
         _checks.integer(name, count, minimum=1)
-    size = jnp.dtype(_checks.choice("dtype", dtype, ("bfloat16", "float32"))).itemsize
+    size = jnp.dtype(_checks.choice("dtype", dtype, ("bfloat16", "float32", "float16"))).itemsize
     row = heads * head_dim * batch * size
     tokens = mask.num_tokens
     shard, others = -(-tokens // devices), devices - 1

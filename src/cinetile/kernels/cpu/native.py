@@ -21,11 +21,14 @@ class NativeLibrary:
         paths: ways through the kernel that this processor can run, the fastest first.
         test_paths: further ones, which are slow and only for tests.
         attend: its entry point for plain pointers; see `direct`.
+        computed_queries: how many queries a path computes for a tile of so many, given its name,
+            the number of a dtype and the queries; 0 where the processor has no such path.
     """
 
     paths: tuple[str, ...]
     test_paths: tuple[str, ...]
     attend: Callable[..., int]
+    computed_queries: Callable[..., int]
 
 
 @functools.cache
@@ -53,8 +56,12 @@ def load_library() -> NativeLibrary | str:
     attend.restype = ctypes.c_int
     attend.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
     watch_interrupts(library)
+    computed_queries = library.cinetile_computed_queries
+    computed_queries.restype = ctypes.c_int64
+    computed_queries.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     return NativeLibrary(
         paths=tuple(name for name in names if not name.startswith("(")),
         test_paths=tuple(name.strip("()") for name in names if name.startswith("(")),
         attend=attend,
+        computed_queries=computed_queries,
     )

@@ -58,6 +58,8 @@ class PallasTpuImplementation(Implementation):
         return None
 
     def unsupported(self, request: AttentionRequest) -> str | None:
+        if request.dtype not in _DEFAULT_BLOCKS:
+            return f"TPUs multiply {' and '.join(_DEFAULT_BLOCKS)} arrays, not {request.dtype} ones"
         if request.has_padding:
             return "it takes no prompt_length"
         if request.head_dim > HEAD_DIMS[-1]:
@@ -81,7 +83,8 @@ class PallasTpuImplementation(Implementation):
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
         whole = -(-num_tokens // LANES) * LANES
-        block_q, block_kv = _DEFAULT_BLOCKS[dtype]
+        # Other dtypes are refused with a reason once a call is to run.
+        block_q, block_kv = _DEFAULT_BLOCKS.get(dtype, _DEFAULT_BLOCKS["float32"])
         return min(block_q, whole), min(block_kv, whole)
 
     def attend(

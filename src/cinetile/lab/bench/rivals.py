@@ -101,7 +101,7 @@ def rivals_ready(
         names: what to prepare.
         inputs: query, key and value in frame-major order, rounded to `dtype`.
         mask: the pairs that a sparse rival keeps.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32", "bfloat16" or "float16".
     """
     if not names:
         yield ()

@@ -11,7 +11,7 @@ from cinetile.masks.widths import WIDTH_MULTIPLE
 from cinetile.patterns import Pattern, as_pattern, canonical_pattern, name_of
 from cinetile.plans import MODES, ROUNDINGS, TilePlan, plan_tiles
 
-DTYPES: tuple[str, ...] = ("bfloat16", "float32")
+DTYPES: tuple[str, ...] = ("bfloat16", "float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Workload:
         batch: rows of the batch.
         heads: attention heads.
         head_dim: features of a head.
-        dtype: "bfloat16" or "float32".
+        dtype: "bfloat16", "float32" or "float16".
         block_q: queries in a tile; None until `with_blocks` chooses.
         block_kv: keys in a tile, likewise.
         rounding: how aligned plans round boundary tiles.
