@@ -150,15 +150,20 @@ def test_logits_of_any_size(
     generator = np.random.default_rng(seed)
     query, key = (generator.integers(-4, 5, case.shape) for _ in range(2))
     query, key = (query + offset) * 2.0**exponent, key + offset
-    arrays = [
+    query, key, value = (
         np.asarray(array, jnp.dtype(dtype))
         for array in (query, key, generator.standard_normal(case.shape))
-    ]
+    )
     scale = float(np.float32(scale))
     found = forced.attend(
-        *map(jnp.asarray, arrays), None, plans=(case.plan,), scale=scale, valid_text=None
+        jnp.asarray(query),
+        jnp.asarray(key),
+        jnp.asarray(value),
+        None,
+        plans=(case.plan,),
+        scale=scale,
     )
-    PathSuite().check(found, expected_of(arrays, [case.plan], scale=scale), dtype)
+    PathSuite().check(found, expected_of((query, key, value), [case.plan], scale=scale), dtype)
 
 
 @pytest.mark.parametrize("path", PATHS)
