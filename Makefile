@@ -12,7 +12,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard nativ
 SANITIZED := $(VENV)-sanitized
 SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-name=libubsan.so)
 
-.PHONY: demo test test-devices test-rivals test-parity test-diffusers test-sanitized tpu-aot lint docs bench bench-diffusers clean
+.PHONY: demo test test-devices test-rivals test-parity test-diffusers test-sanitized test-arm tpu-aot lint docs bench bench-diffusers clean
 
 demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense and sparse attention: out/
 	@mkdir -p out
@@ -42,6 +42,9 @@ test-diffusers: $(VENV)/.dev $(VENV)/.diffusers  ## pipelines of diffusers, with
 test-sanitized: $(SANITIZED)/.ready  ## the native kernel's tests, with checks of its memory and arithmetic
 	LD_PRELOAD=$(SANITIZERS) ASAN_OPTIONS=detect_leaks=0 \
 	  $(SANITIZED)/bin/python -m pytest -n 2 tests/test_cpu.py tests/test_direct.py
+
+test-arm: $(VENV)/.dev  ## the native kernel's paths for Arm, cross-compiled and under emulation
+	.ci/test-arm $(abspath $(BIN))/python
 
 tpu-aot: $(AOT)/.ready  ## compile the TPU kernel for v6e, v5p and tpu7x; needs no TPU
 	$(AOT)/bin/python -m pytest tests/tpu_aot

@@ -90,6 +90,8 @@ static inline PackedLayout packed_layout(const Kernel& kernel, int64_t num_token
 }
 
 extern const Kernel kPortableKernel;
+extern const Kernel kNeonKernel;
+extern const Kernel kNeonBf16Kernel;
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
 extern const Kernel kAvx512Bf16Kernel;

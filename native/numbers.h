@@ -7,8 +7,10 @@
 #include "problem.h"
 #include "simd.h"
 
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace cinetile {
@@ -71,11 +73,15 @@ CINETILE_INLINE bool is_not_finite(int32_t bits) { return (bits & 0x7f800000) ==
 CINETILE_INLINE void widen_float16s(int32_t* __restrict target, const uint16_t* halves,
                                     int64_t count) {
   int64_t i = 0;
-#ifdef __F16C__
+#if defined(__F16C__)
   for (; i + 8 <= count; i += 8)
     _mm256_storeu_ps(
         reinterpret_cast<float*>(target + i),
         _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i))));
+#elif defined(__aarch64__)
+  for (; i + 4 <= count; i += 4)
+    vst1q_f32(reinterpret_cast<float*>(target + i),
+              vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + i))));
 #endif
   for (; i < count; ++i) target[i] = bits_of(widen_float16(halves[i]));
 }

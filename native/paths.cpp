@@ -3,6 +3,12 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#if defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -58,6 +64,33 @@ std::vector<Path> find_available_paths() {
   if (avx512) paths.push_back({"amx_emulated", &kAvx512Kernel, &kAmxEmulatedKernel, false});
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
     paths.push_back({"avx2", &kAvx2Kernel, &kAvx2Kernel, true});
+  paths.push_back({"portable", &kPortableKernel, &kPortableKernel, true});
+  return paths;
+}
+
+#elif defined(__aarch64__)
+
+// Whether the processor has products of bfloat16 pairs (FEAT_BF16).
+[[maybe_unused]] bool has_bfloat16_products() {
+#if defined(__linux__)
+  constexpr unsigned long kBFloat16 = 1ul << 14;  // HWCAP2_BF16, which old headers lack
+  return (getauxval(AT_HWCAP2) & kBFloat16) != 0;
+#elif defined(__APPLE__)
+  int present = 0;
+  size_t size = sizeof(present);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &present, &size, nullptr, 0) == 0 &&
+         present != 0;
+#else
+  return false;
+#endif
+}
+
+std::vector<Path> find_available_paths() {
+  std::vector<Path> paths;
+#ifdef CINETILE_NEON_BF16
+  if (has_bfloat16_products()) paths.push_back({"neon_bf16", &kNeonKernel, &kNeonBf16Kernel, true});
+#endif
+  paths.push_back({"neon", &kNeonKernel, &kNeonKernel, true});
   paths.push_back({"portable", &kPortableKernel, &kPortableKernel, true});
   return paths;
 }

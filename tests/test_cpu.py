@@ -28,7 +28,16 @@ LIBRARY = load_library()
 pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))
 
 
-PATHS = ("amx", "amx_emulated", "avx512_bf16", "avx512", "avx2", "portable")
+PATHS = (
+    "amx",
+    "amx_emulated",
+    "avx512_bf16",
+    "avx512",
+    "avx2",
+    "neon_bf16",
+    "neon",
+    "portable",
+)
 
 
 class PathSuite(KernelSuite):
@@ -126,6 +135,14 @@ class TestAvx2(PathSuite):
     path = "avx2"
 
 
+class TestNeonBf16(PathSuite):
+    path = "neon_bf16"
+
+
+class TestNeon(PathSuite):
+    path = "neon"
+
+
 class TestPortable(PathSuite):
     path = "portable"
 
@@ -174,7 +191,7 @@ def test_no_block_of_queries_is_mostly_empty(path: str) -> None:
         pytest.skip(f"this processor has no path {path!r}")
     for number, dtype in enumerate(("float32", "bfloat16", "float16")):
         amx = path.startswith("amx") and dtype == "bfloat16"
-        lanes = 32 if amx else {"avx2": 8, "portable": 4}.get(path, 16)
+        lanes = 32 if amx else {"avx2": 8, "neon_bf16": 4, "neon": 4, "portable": 4}.get(path, 16)
         for queries in range(1, 1025):
             computed = LIBRARY.computed_queries(path.encode(), number, queries)
             assert computed == -(-queries // lanes) * lanes
@@ -393,7 +410,7 @@ class TestCorruptTables:
 
 class TestTunedBlocks:
     def test_every_path_has_sizes(self) -> None:
-        for path in ("amx", "avx512_bf16", "avx512", "avx2", "portable"):
+        for path in set(PATHS) - {"amx_emulated"}:
             for dtype in ("float32", "bfloat16", "float16"):
                 for tokens in (1, 8_400, 10**6):
                     assert min(tuned_blocks(path, dtype, tokens)) >= 1

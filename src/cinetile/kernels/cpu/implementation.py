@@ -40,7 +40,10 @@ class CpuImplementation(Implementation):
 
     @property
     def variant(self) -> str:
-        """The code that runs here: "amx", "avx512_bf16", "avx512", "avx2" or "portable"."""
+        """The code that runs here.
+
+        One of "amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon" and "portable".
+        """
         library = load_library()
         if isinstance(library, str):
             raise NotImplementedError(f"cpu: {library}")
