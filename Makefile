@@ -16,10 +16,10 @@ SANITIZERS = $(shell g++ -print-file-name=libasan.so):$(shell g++ -print-file-na
 
 demo: $(VENV)/.demo  ## the ladder on a real 720p clip, then a video with dense and sparse attention: out/
 	@mkdir -p out
-	$(BIN)/cinetile ladder --video 81x720x1280 --clip sample --heads 1 --repeats 2 \
+	$(BIN)/cinetile ladder --video 81x720x1280 --clip sample --heads 1 --repeats 3 \
 	  --picture out/ladder.png --json out/ladder.json
 	$(BIN)/cinetile compare "a striped red ball rolls to the right over a dark background" \
-	  --out out/compare.mp4 --picture out/compare.png --json out/compare.json
+	  --repeats 3 --out out/compare.mp4 --picture out/compare.png --json out/compare.json
 	@printf '\nPictures, the video and the numbers are in out/.\n'
 	@printf 'To use cinetile in this shell: source %s/bin/activate\n' "$(VENV)"
 

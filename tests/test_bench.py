@@ -230,7 +230,10 @@ class TestLadder:
         dense = result.row("dense")
         for row in result.rows:
             assert 0 < row.ms_min <= row.ms_median <= row.ms_max
-            assert row.speedup_vs_dense == pytest.approx(dense.ms_median / row.ms_median)
+            if row.speedup_vs_dense is None:
+                assert row.no_speedup_reason
+            else:
+                assert row.speedup_vs_dense == pytest.approx(dense.ms_median / row.ms_median)
 
     def test_kernels_are_right(self, result):
         for row in result.rows:
@@ -271,6 +274,13 @@ class TestLadder:
     def test_no_speed_up_without_dense(self):
         result = run_ladder(LadderConfig(workload(), modes=("split",), repeats=1))
         assert result.rows[0].speedup_vs_dense is None
+        assert result.rows[0].no_speedup_reason == "dense attention was not measured"
+
+    def test_no_speed_up_from_few_rounds(self):
+        result = run_ladder(LadderConfig(workload(), modes=("dense", "split"), repeats=2))
+        dense, split = result.rows
+        assert (dense.speedup_vs_dense, split.speedup_vs_dense) == (1.0, None)
+        assert split.no_speedup_reason == "measured in 2 rounds, at least 3 are needed"
         assert result.row("dense") is None
 
     def test_bfloat16_errors_are_those_of_the_kernel(self):

@@ -28,6 +28,7 @@ ROW_KEYS = {
     "ms_min",
     "ms_max",
     "speedup_vs_dense",
+    "no_speedup_reason",
     "kept_fraction",
     "tiles_total",
     "tiles_visited",

@@ -141,10 +141,10 @@ class TestBlocks:
         result = measure_blocks(measured, lambda stage, *_: stages.append(stage))
         (row,) = result.rows
 
-        assert (row.name, row.repeats) == ("tiny", 3)
-        assert row.attention_share == pytest.approx(0.8)
-        assert row.attention_speedup == pytest.approx(2.0)
-        assert row.block_speedup == pytest.approx(100 / 60)
+        assert (row.name, row.repeats) == ("tiny", 5)
+        assert row.attention_share.value == pytest.approx(0.8)
+        assert row.attention_speedup.value == pytest.approx(2.0)
+        assert row.block_speedup.value == pytest.approx(100 / 60)
         assert 0.4 < row.visited < 1.0
         assert set(stages) == {"tiny, timing"}
 
@@ -161,8 +161,8 @@ class TestBlocks:
 
     def test_long_sequences_run_fewer_rounds(self) -> None:
         by_size = {name: config().repeats_at(grid) for name, grid in RESOLUTIONS.items()}
-        assert by_size == {"480p": 3, "720p": 3, "1080p": 1, "1440p": 1}
-        assert config(repeats=5).repeats_at(RESOLUTIONS["1440p"]) == 5
+        assert by_size == {"480p": 5, "720p": 5, "1080p": 3, "1440p": 3}
+        assert config(repeats=7).repeats_at(RESOLUTIONS["1440p"]) == 7
 
     def test_the_density_that_most_calls_have_is_timed(self) -> None:
         rules = (ct.DensityRule(0.2, layers=(1, 2)),)
@@ -174,11 +174,13 @@ class TestBlocks:
         assert [choice.density for choice in choices] == [0.4, 0.4]
 
     def test_a_block_that_attention_does_not_slow_down_tells_nothing(self) -> None:
-        one, two = Timing((1.0,)), Timing((2.0,))
-        with pytest.raises(RuntimeError, match="tiny: attention takes no time that could be told"):
-            BlockTimes(
-                "tiny", GRID, 1, dense=two, sparse=one, without=one, full_width=one, visited=1.0
-            )
+        one, two = Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.1, 2.2))
+        row = BlockTimes(
+            "tiny", GRID, 3, dense=two, sparse=one, without=one, full_width=one, visited=1.0
+        )
+        assert row.attention_share.value == pytest.approx(1 - 1.1 / 2.1)
+        assert row.attention_speedup.reason.startswith("the times overlap: 1 to 1.2")
+        assert row.block_speedup.value == pytest.approx(2.1 / 1.1)
 
     def test_values_that_are_not_finite(self) -> None:
         with pytest.raises(RuntimeError, match=r"dense.*not finite"):
@@ -289,7 +291,7 @@ class TestCommand:
         monkeypatch.setattr(blocks, "time_interleaved", canned(100.0, 60.0, 20.0, 4.0))
         path = tmp_path / "shapes.json"
         done = self.invoke(
-            "--resolutions", "720p,480p", "--heads", "2", "--repeats", "2", "--json", str(path)
+            "--resolutions", "720p,480p", "--heads", "2", "--repeats", "3", "--json", str(path)
         )
         assert done.exit_code == 0, done.output
         for part in ("80.00 %", "2.00x", "1.67x", "55.50 %", "+9.1 %", "-2.7 %", "2 heads of 16"):
@@ -299,7 +301,7 @@ class TestCommand:
         document = json.loads(path.read_text())
         first, second = document["rows"]
         assert (first["resolution"], second["resolution"]) == ("720p", "480p")
-        assert (first["repeats"], first["num_tokens"]) == (2, GRID.num_tokens)
+        assert (first["repeats"], first["num_tokens"]) == (3, GRID.num_tokens)
         assert first["published_attention_share"] == PUBLISHED_RUNS["720p"].attention_share
         assert second["published_attention_share"] is None
         share = first["full_width"]["attention_share"]
@@ -316,12 +318,22 @@ class TestCommand:
 
         def restless(candidates: Any, repeats: int, **further: Any) -> dict[str, Timing]:
             timings = calm(candidates, repeats, **further)
-            return timings | {blocks.DENSE: Timing((100.0, 100.0, slowest))}
+            return timings | {blocks.DENSE: Timing((100.0, 100.0, 100.0, 100.0, slowest))}
 
         monkeypatch.setattr(blocks, "time_interleaved", restless)
         done = self.invoke("--resolutions", "480p")
         assert ("differ by up to 3.00x" in done.stdout) == (slowest == 300.0)
         assert ("The machine was busy" in done.stdout) == (slowest == 300.0)
+
+    def test_no_estimate_from_what_is_not_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(blocks, "time_interleaved", canned(100.0, 20.0, 20.0))
+        done = self.invoke("--resolutions", "480p")
+        assert done.exit_code == 0, done.output
+        assert "480p: the speed-up of attention is not stated: the times overlap" in done.stdout
+        done = self.invoke("--resolutions", "480p", "--json", "-")
+        (row,) = json.loads(done.stdout)["rows"]
+        assert (row["attention_speedup"], row["full_width"]) == (None, None)
+        assert row["no_attention_speedup_reason"].startswith("the times overlap")
 
     def test_json_on_stdout_is_nothing_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(blocks, "time_interleaved", canned(3.0, 2.0, 1.0))

@@ -35,7 +35,7 @@ from cinetile.cli.wan_options import (
     size_document,
     size_facts,
 )
-from cinetile.cli.wording import percent, seconds
+from cinetile.cli.wording import percent, percent_or_dash, seconds
 from cinetile.lab import pictures
 from cinetile.lab.bench.machine import describe_machine
 from cinetile.lab.canvas import require_matplotlib
@@ -175,7 +175,7 @@ def compare_command(
         "repeats": plan.repeats,
         "policy": sparse.to_dict(),
     } | to_document(result)
-    report(document, json_target, lambda console: _print(console, document))
+    report(document, json_target, lambda console: _print(console, result, document))
     for path in written:
         tell_written(path)
 
@@ -235,7 +235,7 @@ def to_document(result: "VideoComparison") -> dict[str, Any]:
     document: dict[str, Any] = {
         "dense": _side(result.dense),
         "sparse": _side(result.sparse),
-        "speedup": result.speedup,
+        **result.speedup.to_dict("speedup"),
         "is_trained_size": result.is_trained_size,
     }
     for name, worst in (("psnr", np.min), ("ssim", np.min), ("flip", np.max)):
@@ -251,12 +251,13 @@ def to_document(result: "VideoComparison") -> dict[str, Any]:
 def _side(side: "Side") -> dict[str, Any]:
     return {
         "denoise_s": side.denoise_s,
-        "attention_share": side.attention_share,
+        "rounds_s": list(side.rounds_s),
+        **side.attention_share.to_dict("attention_share"),
         "step_seconds": list(side.step_seconds),
     }
 
 
-def _print(console: Console, document: dict[str, Any]) -> None:
+def _print(console: Console, result: "VideoComparison", document: dict[str, Any]) -> None:
     size, routes = document["size"], document["routes"]
     calls = ", ".join(f"{percent(n / sum(routes.values()))} {name}" for name, n in routes.items())
     console.print(
@@ -273,11 +274,13 @@ def _print(console: Console, document: dict[str, Any]) -> None:
         times.add_row(
             name,
             seconds(side["denoise_s"]),
-            percent(side["attention_share"]),
+            percent_or_dash(side["attention_share"]),
             seconds(float(np.median(side["step_seconds"]))),
-            "" if name == "dense" else f"{document['speedup']:.2f}x",
+            "" if name == "dense" else result.speedup.words(),
         )
     console.print(times)
+    if result.speedup.reason is not None:
+        console.print(f"No speed-up is stated: {result.speedup.reason}. More rounds: --repeats.")
     quality = numbers("sparse against dense", "mean", "worst frame")
     quality.add_row("PSNR", f"{document['psnr_mean']:.2f} dB", f"{document['psnr_min']:.2f} dB")
     quality.add_row("SSIM", f"{document['ssim_mean']:.4f}", f"{document['ssim_min']:.4f}")

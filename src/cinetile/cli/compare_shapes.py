@@ -21,7 +21,7 @@ from cinetile.cli.output import (
     warnings_on_stderr,
 )
 from cinetile.cli.threads import restrict_threads
-from cinetile.cli.wording import counted, milliseconds, percent, seconds
+from cinetile.cli.wording import counted, milliseconds, percent, percent_or_dash, seconds
 from cinetile.grid import TokenGrid
 from cinetile.lab.bench import Timing
 from cinetile.lab.compare.shapes import MODELS, RESOLUTIONS, BlockShape
@@ -140,8 +140,20 @@ def _row(result: "BlockResult", row: "BlockTimes", sparse_calls: float) -> dict[
     from cinetile.lab.compare.blocks import full_width_block, full_width_rate
 
     published = PUBLISHED_RUNS.get(row.name)
-    full = full_width_block(row, result.config)
-    run = WholeRun(sparse_calls, full.attention_share, row.attention_speedup)
+    attention_share, attention_speedup = row.attention_share, row.attention_speedup
+    full_width = None
+    if attention_share.value is not None and attention_speedup.value is not None:
+        full = full_width_block(row, result.config)
+        run = WholeRun(sparse_calls, full.attention_share, attention_speedup.value)
+        full_width = {
+            "kind": "estimate",
+            **_times("sample_ms", row.full_width),
+            "tflop_per_s": full_width_rate(row, result.config) * 1e-9,
+            **dataclasses.asdict(full),
+            "attention_share": full.attention_share,
+            "block_speedup": full.block_speedup,
+            "run_speedup": run.speedup,
+        }
     return {
         "resolution": row.name,
         "grid": [row.grid.frames, row.grid.height, row.grid.width],
@@ -151,19 +163,11 @@ def _row(result: "BlockResult", row: "BlockTimes", sparse_calls: float) -> dict[
         **_times("sparse_ms", row.sparse),
         **_times("without_attention_ms", row.without),
         "visited": row.visited,
-        "attention_share": row.attention_share,
-        "attention_speedup": row.attention_speedup,
-        "block_speedup": row.block_speedup,
+        **attention_share.to_dict("attention_share"),
+        **attention_speedup.to_dict("attention_speedup"),
+        **row.block_speedup.to_dict("block_speedup"),
         "spread": row.spread,
-        "full_width": {
-            "kind": "estimate",
-            **_times("sample_ms", row.full_width),
-            "tflop_per_s": full_width_rate(row, result.config) * 1e-9,
-            **dataclasses.asdict(full),
-            "attention_share": full.attention_share,
-            "block_speedup": full.block_speedup,
-            "run_speedup": run.speedup,
-        },
+        "full_width": full_width,
         "published_attention_share": None if published is None else published.attention_share,
         "published_run_speedup": None if published is None else published.speedup,
     }
@@ -180,6 +184,8 @@ def _times(name: str, timing: Timing) -> dict[str, float]:
 def _print(console: Console, result: "BlockResult", document: dict[str, Any]) -> None:
     console.print(_circumstances(result, document))
     console.print(_measured(document["rows"]))
+    for sentence in _unstated(document["rows"]):
+        console.print(sentence)
     restless = max(row["spread"] for row in document["rows"])
     if restless > _RESTLESS:
         console.print(
@@ -257,7 +263,7 @@ def _measured(rows: list[dict[str, Any]]) -> Table:
             milliseconds(row["dense_ms_median"]),
             milliseconds(row["sparse_ms_median"]),
             milliseconds(row["without_attention_ms_median"]),
-            percent(row["attention_share"]),
+            percent_or_dash(row["attention_share"]),
             percent(row["visited"]),
             _times_as_fast(row["attention_speedup"]),
             _times_as_fast(row["block_speedup"]),
@@ -281,6 +287,9 @@ def _estimated(document: dict[str, Any]) -> Table:
     for row in document["rows"]:
         full, share = row["full_width"], row["published_attention_share"]
         speedup = row["published_run_speedup"]
+        if full is None:
+            table.add_row(row["resolution"], *8 * ["-"])
+            continue
         table.add_row(
             row["resolution"],
             seconds(full["dense_attention_ms"] * 1e-3),
@@ -318,5 +327,20 @@ def _published(checks: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _times_as_fast(speedup: float) -> str:
-    return f"{speedup:.2f}x"
+def _times_as_fast(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}x"
+
+
+def _unstated(rows: list[dict[str, Any]]) -> list[str]:
+    """A sentence for each figure that the measurement does not support."""
+    names = {
+        "attention_share": "attention's share",
+        "attention_speedup": "the speed-up of attention",
+        "block_speedup": "the speed-up of the block",
+    }
+    return [
+        f"{row['resolution']}: {words} is not stated: {row[f'no_{name}_reason']}."
+        for row in rows
+        for name, words in names.items()
+        if row[name] is None
+    ]

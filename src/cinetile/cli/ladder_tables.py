@@ -109,14 +109,18 @@ def summarise(result: LadderResult) -> str:
     best = min(sparse, key=lambda row: row.ms_median)
     took = (
         f"{best.mode.capitalize()} attention took {milliseconds(best.ms_median)} where dense "
-        f"took {milliseconds(dense.ms_median)}, {_pace(best)}, by computing "
-        f"{percent(best.kept_fraction)} of the pairs"
+        f"took {milliseconds(dense.ms_median)}"
     )
+    if best.speedup_vs_dense is None:
+        return f"{took}; no speed-up is stated: {best.no_speedup_reason}."
+    took += f", {_pace(best)}, by computing {percent(best.kept_fraction)} of the pairs"
     if best.mode != "aligned":
         return f"{took}: exactly those of the mask."
     change = result.mask_errors[0].aligned_vs_exact
     split = result.row("split")
-    exact = f" (split, which keeps exactly those: {_pace(split)})" if split else ""
+    exact = ""
+    if split is not None and split.speedup_vs_dense is not None:
+        exact = f" (split, which keeps exactly those: {_pace(split)})"
     return (
         f"{took}; it keeps whole tiles and not exactly the mask's pairs, which changes the "
         f"output by {percent(change)}{exact}."

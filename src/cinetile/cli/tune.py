@@ -126,11 +126,15 @@ def _print(console: Console, result: TuneResult) -> None:
             f"{row.block_q} x {row.block_kv}",
             milliseconds(row.ms_median),
             f"{milliseconds(row.ms_min)} to {milliseconds(row.ms_max)}",
-            f"{row.ms_median / result.best.ms_median:.3f}x",
+            "" if row is result.best else result.against_best(row).words(),
             f"{row.tiles_visited:,}",
             f"{row.tiles_masked:,}",
         )
     console.print(table)
-    console.print(
-        f"Fastest here: --block-q {result.best.block_q} --block-kv {result.best.block_kv}."
-    )
+    options = f"--block-q {result.best.block_q} --block-kv {result.best.block_kv}"
+    console.print(f"Fastest here by the median: {options}.")
+    equal = [row for row in result.rows[1:] if result.against_best(row).value is None]
+    if equal:
+        names = ", ".join(f"{row.block_q} x {row.block_kv}" for row in equal)
+        reason = result.against_best(equal[0]).reason
+        console.print(f"Not told apart from it ({reason}): {names}.")

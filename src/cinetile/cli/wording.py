@@ -17,6 +17,11 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
 
 
+def percent_or_dash(fraction: float | None) -> str:
+    """A share, or a dash where the measurement does not support it."""
+    return "-" if fraction is None else percent(fraction)
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: `1 head`, `12 heads`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

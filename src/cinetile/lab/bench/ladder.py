@@ -29,6 +29,7 @@ from cinetile.lab.bench.sources import InputSource, load_inputs
 from cinetile.lab.bench.timing import Progress, Timing, no_progress, time_interleaved
 from cinetile.lab.bench.workload import Workload
 from cinetile.lab.inputs import Inputs, random_inputs
+from cinetile.lab.ratios import Stated, speedup
 from cinetile.plans import MODES, TilePlan
 
 # The modes whose references say what a mask costs; "naive" keeps the same pairs as "split".
@@ -90,7 +91,9 @@ class LadderRow:
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
-        speedup_vs_dense: time of the dense row over this one; None without a dense row.
+        speedup_vs_dense: time of the dense row over this one; None where the measurement does
+            not support one.
+        no_speedup_reason: why `speedup_vs_dense` is None; None where it is not.
         kept_fraction: pairs that are computed and kept, of all pairs.
         tiles_total: tiles of dense attention.
         tiles_visited: tiles that ran.
@@ -108,6 +111,7 @@ class LadderRow:
     ms_min: float
     ms_max: float
     speedup_vs_dense: float | None
+    no_speedup_reason: str | None
     kept_fraction: float
     tiles_total: int
     tiles_visited: int
@@ -322,12 +326,22 @@ def _references(
 
 
 def _times(timing: Timing, dense: Timing | None) -> dict[str, Any]:
+    stated = _speedup(timing, dense)
     return {
         "ms_median": timing.median,
         "ms_min": timing.minimum,
         "ms_max": timing.maximum,
-        "speedup_vs_dense": None if dense is None else dense.median / timing.median,
+        "speedup_vs_dense": stated.value,
+        "no_speedup_reason": stated.reason,
     }
+
+
+def _speedup(timing: Timing, dense: Timing | None) -> Stated:
+    if dense is None:
+        return Stated(None, "dense attention was not measured")
+    if timing is dense:
+        return Stated(1.0)
+    return speedup(dense.milliseconds, timing.milliseconds)
 
 
 def _errors(

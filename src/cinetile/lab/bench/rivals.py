@@ -33,7 +33,9 @@ class RivalRow:
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
-        speedup_vs_dense: time of the library's own dense row over this; None without that row.
+        speedup_vs_dense: time of the library's own dense row over this; None where the
+            measurement does not support it.
+        no_speedup_reason: why `speedup_vs_dense` is None; None where it is not.
         kept_fraction: pairs that it computes and keeps.
         max_abs_error: against the float64 reference of the pairs that it keeps.
         rel_error: likewise, relative.
@@ -47,6 +49,7 @@ class RivalRow:
     ms_min: float
     ms_max: float
     speedup_vs_dense: float | None
+    no_speedup_reason: str | None
     kept_fraction: float
     max_abs_error: float
     rel_error: float

@@ -16,6 +16,7 @@ from cinetile.lab.bench.machine import Machine, describe_machine
 from cinetile.lab.bench.timing import Progress, no_progress, time_interleaved
 from cinetile.lab.bench.workload import Workload
 from cinetile.lab.inputs import random_inputs
+from cinetile.lab.ratios import Stated, speedup
 from cinetile.plans import MODES, TilePlan
 
 
@@ -76,6 +77,7 @@ class TuneRow:
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
+        rounds_ms: wall time of each round.
         tiles_visited: tiles that ran.
         tiles_masked: tiles that ran with a mask.
     """
@@ -85,6 +87,7 @@ class TuneRow:
     ms_median: float
     ms_min: float
     ms_max: float
+    rounds_ms: tuple[float, ...]
     tiles_visited: int
     tiles_masked: int
 
@@ -114,6 +117,10 @@ class TuneResult:
     @property
     def best(self) -> TuneRow:
         return self.rows[0]
+
+    def against_best(self, row: TuneRow) -> Stated:
+        """How many times as long a pair of sizes takes as the best one, if they differ at all."""
+        return speedup(row.rounds_ms, self.best.rounds_ms)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -182,6 +189,7 @@ def tune_blocks(config: TuneConfig, progress: Progress = no_progress) -> TuneRes
             timings[name].median,
             timings[name].minimum,
             timings[name].maximum,
+            timings[name].milliseconds,
             plan.stats.tiles_visited,
             plan.stats.tiles_masked,
         )

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from cinetile import _checks
 from cinetile.lab import metrics
 from cinetile.lab.compare.stand_in import add_up
+from cinetile.lab.ratios import Stated, share, speedup
 from cinetile.layer.record import RoutingRecord
 from cinetile.layer.route_table import RouteTable
 from cinetile.models.wan import CallPlan, WanPipeline, WanPipelineOutput
@@ -38,7 +39,7 @@ class ComparisonPlan:
         dense: the call with dense attention.
         sparse: the same call under the policy.
         without: a short call without attention, for the time of everything else.
-        repeats: rounds of `dense` and `sparse`.
+        repeats: rounds of all three.
     """
 
     dense: CallPlan
@@ -55,14 +56,17 @@ class Side:
         frames: `[frames, height, width, 3]` in [0, 1].
         denoise_s: wall time of all denoising steps in seconds; the median over rounds.
         step_seconds: wall time of each step in seconds, without compilation; medians over rounds.
-        attention_share: the share of `denoise_s` that self-attention takes: the time that a step
-            takes longer than a step whose self-attention only adds up query, key and value.
+        rounds_s: wall time of all denoising steps in seconds, one entry per round.
+        attention_share: the share of `rounds_s` that self-attention takes: the time that a step
+            takes longer than a step of the same round whose self-attention only adds up query, key
+            and value.
     """
 
     frames: Float[np.ndarray, "frames height width 3"] = field(repr=False)
     denoise_s: float
     step_seconds: tuple[float, ...]
-    attention_share: float
+    rounds_s: tuple[float, ...]
+    attention_share: Stated
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +94,9 @@ class VideoComparison:
     is_trained_size: bool = True
 
     @property
-    def speedup(self) -> float:
-        """Denoising time, dense over sparse."""
-        return self.dense.denoise_s / self.sparse.denoise_s
+    def speedup(self) -> Stated:
+        """Denoising time, dense over sparse, if the rounds tell the two apart."""
+        return speedup(self.dense.rounds_s, self.sparse.rounds_s)
 
 
 def plan_comparison(
@@ -177,13 +181,14 @@ def run_comparison(
 
     dense: list[WanPipelineOutput] = []
     sparse: list[WanPipelineOutput] = []
+    bare_steps: list[float] = []
     for turn in range(plan.repeats):
         output_type = "np" if turn == 0 else "latent"
         dense.append(run("dense", plan.dense, output_type))
         sparse.append(run("sparse", plan.sparse, output_type, return_records=turn == 0))
-    without = run("no attention", plan.without, "latent")
-    bare_step = statistics.median(without.step_seconds)
-    first, second = _side(dense, bare_step), _side(sparse, bare_step)
+        without = run("no attention", plan.without, "latent")
+        bare_steps.append(statistics.median(without.step_seconds))
+    first, second = _side(dense, bare_steps), _side(sparse, bare_steps)
     return VideoComparison(
         dense=first,
         sparse=second,
@@ -243,14 +248,16 @@ def compare_videos(
     return run_comparison(pipe, plan, progress)
 
 
-def _side(rounds: list[WanPipelineOutput], bare_step: float) -> Side:
+def _side(rounds: list[WanPipelineOutput], bare_steps: list[float]) -> Side:
+    """What the rounds of one video took; `bare_steps` holds a step without attention per round."""
     steps = np.median([output.step_seconds for output in rounds], axis=0)
-    denoise = float(np.median([sum(output.step_seconds) for output in rounds]))
+    taken = tuple(float(sum(output.step_seconds)) for output in rounds)
     return Side(
         frames=np.asarray(rounds[0].frames[0], np.float32),
-        denoise_s=denoise,
+        denoise_s=statistics.median(taken),
         step_seconds=tuple(map(float, steps)),
-        attention_share=1 - bare_step * len(steps) / denoise,
+        rounds_s=taken,
+        attention_share=share(taken, [bare * len(steps) for bare in bare_steps]),
     )
 
 
