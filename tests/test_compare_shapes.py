@@ -179,7 +179,7 @@ class TestBlocks:
             "tiny", GRID, 3, dense=two, sparse=one, without=one, full_width=one, visited=1.0
         )
         assert row.attention_share.value == pytest.approx(1 - 1.1 / 2.1)
-        assert row.attention_speedup.reason.startswith("the times overlap: 1 to 1.2")
+        assert str(row.attention_speedup.reason).startswith("the times overlap: 1 to 1.2")
         assert row.block_speedup.value == pytest.approx(2.1 / 1.1)
 
     def test_values_that_are_not_finite(self) -> None:

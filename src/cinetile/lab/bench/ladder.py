@@ -346,7 +346,7 @@ def _speedup(timing: Timing, dense: Timing | None) -> Stated:
 
 def _errors(
     output: Float[np.ndarray, "batch rows heads head_dim"], references: _SampledRows, mode: str
-) -> dict[str, float]:
+) -> dict[str, Any]:
     return {
         "max_abs_error": max_abs_error(output, references[mode]),
         "rel_error": relative_error(output, references[mode]),
