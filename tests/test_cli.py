@@ -145,8 +145,9 @@ class TestLadder:
 
     def test_narrow_terminals_keep_numbers_whole(self):
         result = invoke("ladder", *TINY_LADDER, COLUMNS="80")
-        row = next(line for line in result.stdout.splitlines() if line.startswith(" split "))
-        assert "x " in row
+        lines = result.stdout.splitlines()
+        row = next(line for line in lines if line.startswith(" split "))
+        assert any("1.00x " in line for line in lines if line.startswith(" dense "))
         assert " of " in row
         assert len(row) <= 80
 
