@@ -241,7 +241,7 @@ class TestLadder:
             (("--rivals", "numpy"), "torch-sdpa, torch-flex"),
             (("--implementation", "magic"), "implementation must be"),
             (("--threads", "0"), "threads must lie between 1 and"),
-            (("--dtype", "float16"), "float16"),
+            (("--dtype", "float64"), "float64"),
             (("--pattern", "diagonal"), "diagonal"),
             (("--qkv", "nowhere.npz"), "nowhere.npz"),
             (("--qkv", "a.npz", "--clip", "b.mp4"), "exclude each other"),
@@ -269,7 +269,7 @@ class TestLadder:
         path.write_bytes(b"no archive")
         result = invoke("ladder", *TINY, "--qkv", str(path))
         assert result.exit_code == 2
-        assert "not a readable .npz file" in result.output
+        assert "layer.npz: BadZipFile" in result.output
 
 
 class TestFailures:
