@@ -40,7 +40,8 @@ def windowed(
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
     factor = query.shape[2] ** -0.5 if scale is None else scale
-    bounds = zip(cu_seq_q.tolist(), cu_seq_q[1:].tolist(), cu_seq_k.tolist(), cu_seq_k[1:].tolist())
+    starts = [*cu_seq_q[:-1].tolist()], [*cu_seq_q[1:].tolist()]
+    bounds = zip(*starts, cu_seq_k[:-1].tolist(), cu_seq_k[1:].tolist(), strict=True)
     for q0, q1, k0, k1 in bounds:
         assert q1 - q0 <= max_q
         assert k1 - k0 <= max_k

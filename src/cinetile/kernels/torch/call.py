@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from cinetile import _checks
 from cinetile.grid import TokenGrid
 from cinetile.kernels.arguments import check_prompt_length, check_scale
 from cinetile.kernels.torch.base import DTYPES, HeadGroup, TensorRequest

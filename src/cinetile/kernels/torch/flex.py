@@ -160,14 +160,11 @@ def flex_tables(
     masked = plan.tile_kind != TileKind.FULL
     if mask_text:
         masked = masked | holds_text(plan, plan.tile_kv)
-    lists = [_lists(plan, chosen) for chosen in (masked, ~masked)]
-    counts, indices = (
-        tuple(torch.from_numpy(pair[which][None, None]).to(device) for pair in lists)
-        for which in (0, 1)
-    )
-    prefix, low, high = (torch.from_numpy(edge.copy()).to(device) for edge in plan.row_edges())
+    masked_count, masked_index = _lists(plan, masked, device)
+    full_count, full_index = _lists(plan, ~masked, device)
+    prefix, low, high = (torch.tensor(edge.copy()).to(device) for edge in plan.row_edges())
     text_stop = plan.mask.key_order.text_range(plan.grid)[1]
-    tiles = torch.from_numpy(plan.tile_map()).to(device)
+    tiles = torch.tensor(plan.tile_map()).to(device)
     blocks = (geometry.block_q, geometry.block_kv)
 
     @no_type_check
@@ -183,12 +180,19 @@ def flex_tables(
         return (state != SKIPPED) & ((state == FULL) | kept) & exists
 
     keeps = follows_edges if compiled else follows_tiles
-    return FlexTables(counts, indices, blocks, plan.mask.num_tokens, text_stop, keeps)
+    return FlexTables(
+        (masked_count, full_count),
+        (masked_index, full_index),
+        blocks,
+        plan.mask.num_tokens,
+        text_stop,
+        keeps,
+    )
 
 
 def _lists(
-    plan: TilePlan, chosen: Bool[np.ndarray, " tiles"]
-) -> tuple[Int[np.ndarray, " q_tiles"], Int[np.ndarray, "q_tiles kv_tiles"]]:
+    plan: TilePlan, chosen: Bool[np.ndarray, " tiles"], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """How many chosen key tiles each query tile has, and which, as a padded table."""
     rows, columns = plan.geometry.num_q_tiles, plan.geometry.num_kv_tiles
     row, column = plan.tile_q[chosen], plan.tile_kv[chosen]
@@ -196,7 +200,8 @@ def _lists(
     index = np.zeros((rows, columns), np.int32)
     first = np.cumsum(count) - count
     index[row, np.arange(row.size) - first[row]] = column
-    return count, index
+    counts, indices = (torch.tensor(table[None, None]).to(device) for table in (count, index))
+    return counts, indices
 
 
 @functools.cache

@@ -23,8 +23,8 @@ def place(
     """
     if is_in_place(order) and _side_by_side(rows, heads):
         return tensor[rows[0], :, heads[0] : heads[-1] + 1]
-    at = torch.from_numpy(order.astype(np.int64)).to(tensor.device)
-    row, head = (torch.from_numpy(index).to(tensor.device) for index in (rows, heads))
+    at = torch.tensor(order.astype(np.int64)).to(tensor.device)
+    row, head = (torch.tensor(index).to(tensor.device) for index in (rows, heads))
     return tensor[row[None, :], at[:, None], head[None, :]]
 
 
@@ -53,8 +53,8 @@ class Scatter:
     ) -> None:
         self._direct = (rows[0], heads[0], heads[-1] + 1) if _side_by_side(rows, heads) else None
         self._in_place = is_in_place(order)
-        self.order = torch.from_numpy(order.astype(np.int64)).to(device)
-        self._row, self._head = (torch.from_numpy(index).to(device) for index in (rows, heads))
+        self.order = torch.tensor(order.astype(np.int64)).to(device)
+        self._row, self._head = (torch.tensor(index).to(device) for index in (rows, heads))
 
     def __call__(self, target: torch.Tensor, start: int, placed: torch.Tensor) -> None:
         """Writes rows from `start` on.

@@ -140,8 +140,11 @@ def attend_rows(placed: Placed, rows: RowGroup) -> Iterator[tuple[int, torch.Ten
     if not partials:
         return  # text that the prompt leaves unused was all that these rows keep
     first = partials[0]
-    whole = isinstance(first, _Rows) and (first.start, first.stop) == (rows.start, rows.stop)
-    if len(partials) == 1 and whole:
+    if (
+        len(partials) == 1
+        and isinstance(first, _Rows)
+        and (first.start, first.stop) == (rows.start, rows.stop)
+    ):
         yield rows.start, first.output, first.lse
         return
     _, heads, head_dim = placed.query.shape
@@ -192,7 +195,7 @@ class _Singles:
             return None
         query, key, value = self.placed.query, self.placed.key, self.placed.value
         row, at = (
-            torch.from_numpy(index[first:end].astype(np.int64)).to(query.device)
+            torch.tensor(index[first:end].astype(np.int64)).to(query.device)
             for index in (self.keys.rows, self.keys.keys)
         )
         logits = torch.einsum("thd,thd->th", query[row].float(), key[at].float())
@@ -244,12 +247,14 @@ def _rows_at_once(heads: int, head_dim: int) -> int:
 def _flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: Window, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One call of PyTorch's `varlen_attn`: output `[rows, heads, head_dim]`, lse `[rows, heads]`."""
+    """Calls `varlen_attn`: output `[rows, heads, head_dim]` and log-sum-exp `[rows, heads]`."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     rows, keys = query.shape[0], key.shape[0]
     starts = torch.tensor([[0, rows], [0, keys]], dtype=torch.int32).to(query.device)
-    reach = (-1, -1) if window.left is None else (window.left, window.right)
+    reach = (-1, -1)
+    if window.left is not None and window.right is not None:
+        reach = (window.left, window.right)
     output, lse = varlen_attn(
         query,
         key,

@@ -350,7 +350,7 @@ def _other_frames(
     for sign, reach in ((-1, left), (1, right)):
         for extra in range(1, int(np.ptp(reach)) + 1):
             key = row + sign * (int(reach.min()) + extra)
-            chosen = (reach[row % live] >= reach.min() + extra) & (0 <= key) & (key < size)
+            chosen = (reach[row % live] >= reach.min() + extra) & (key >= 0) & (key < size)
             if chosen.any():
                 pieces.append(SingleKeys(first_row + row[chosen], places[0] + key[chosen]))
     return pieces
