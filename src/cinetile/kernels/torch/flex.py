@@ -53,6 +53,8 @@ class FlexEngine(Engine):
                 f"an aligned plan needs tiles that are multiples of {BLOCK}, "
                 f"got {plan.block_q} x {plan.block_kv}"
             )
+        if request.return_lse and request.device.type == "cpu":
+            return "FlexAttention compiled for a CPU gives no log-sum-exp"
         if request.head_dim < _MIN_HEAD_DIM:
             return (
                 f"FlexAttention's compiled kernels need head sizes from {_MIN_HEAD_DIM}, "
@@ -69,7 +71,7 @@ class FlexEngine(Engine):
             _placed(tensor, group, order.indices(plan.grid), order.text_range(plan.grid)[1])
             for tensor, order in zip((group.query, group.key, group.value), orders, strict=True)
         )
-        output, lse = _flex(compiled)(
+        output, lse = _flex(compiled, group.lse is not None)(
             query, key, value, tables.block_mask(group.absent), group.scale
         )
         scatter = Scatter(orders[0].indices(plan.grid), group.rows, group.heads, device)
@@ -205,7 +207,7 @@ def _lists(
 
 
 @functools.cache
-def _flex(compiled: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def _flex(compiled: bool, return_lse: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     def attend(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
@@ -215,7 +217,7 @@ def _flex(compiled: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
             value,
             block_mask=block_mask,
             scale=scale,
-            return_aux=AuxRequest(lse=True),
+            return_aux=AuxRequest(lse=return_lse),
         )
         return output, aux.lse
 
