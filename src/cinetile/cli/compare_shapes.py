@@ -20,6 +20,7 @@ from cinetile.cli.output import (
     report,
     warnings_on_stderr,
 )
+from cinetile.cli.tables import Numbers
 from cinetile.cli.threads import restrict_threads
 from cinetile.cli.wording import counted, milliseconds, percent, percent_or_dash, seconds
 from cinetile.grid import TokenGrid
@@ -242,7 +243,7 @@ def _circumstances(result: "BlockResult", document: dict[str, Any]) -> Table:
     )
 
 
-def _measured(rows: list[dict[str, Any]]) -> Table:
+def _measured(rows: list[dict[str, Any]]) -> Numbers:
     table = numbers(
         "measured",
         "tokens",
@@ -271,7 +272,7 @@ def _measured(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _estimated(document: dict[str, Any]) -> Table:
+def _estimated(document: dict[str, Any]) -> Numbers:
     heads = document["model"]["heads"]
     table = numbers(
         f"estimated, {counted(heads, 'head')}",
@@ -304,7 +305,7 @@ def _estimated(document: dict[str, Any]) -> Table:
     return table
 
 
-def _published(checks: list[dict[str, Any]]) -> Table:
+def _published(checks: list[dict[str, Any]]) -> Numbers:
     table = numbers(
         "case study's whole run",
         "attention's share",

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 import cinetile
 from cinetile.cli.options import json_option
@@ -23,9 +22,9 @@ def implementations_command(json_target: str | Path | None) -> None:
     }
 
     def render(console: Console) -> None:
-        table: Table = numbers("name")
+        table = numbers("name")
         for column in ("runs here", "chosen by default", "needs"):
-            table.add_column(column)
+            table.add_text_column(column)
         for status in statuses:
             variant = "" if status.variant == status.name else f", its path {status.variant}"
             runs = f"yes{variant}" if status.available else f"no: {status.reason}"

@@ -5,18 +5,18 @@ from rich.table import Table
 
 from cinetile.cli.circumstances import kernel_name, machine_facts, workload_facts
 from cinetile.cli.output import facts, numbers
+from cinetile.cli.tables import Numbers
 from cinetile.cli.wording import counted, milliseconds, percent
 from cinetile.lab.bench import LadderResult, LadderRow, RivalRow
 
 # What a narrow terminal does without, in this order.
 _EXPENDABLE = ("min to max", "vs dense", "vs exact", "max error")
-_MORE_THAN_ENOUGH = 1000
 
 
 def print_ladder(console: Console, result: LadderResult) -> None:
     """Prints what was measured, on what, and what it means."""
     console.print(_circumstances(result))
-    console.print(_measurements_that_fit(result, console))
+    console.print(_measurements(result))
     if result.overheads:
         console.print(_overheads(result))
     console.print(summarise(result))
@@ -51,29 +51,18 @@ def _circumstances(result: LadderResult) -> Table:
     )
 
 
-def _measurements_that_fit(result: LadderResult, console: Console) -> Table:
-    unbounded = console.options.update(width=_MORE_THAN_ENOUGH)
-    table = _measurements(result, without=())
-    for count in range(1, len(_EXPENDABLE) + 1):
-        if console.measure(table, options=unbounded).maximum <= console.width:
-            break
-        table = _measurements(result, without=_EXPENDABLE[:count])
-    return table
-
-
-def _measurements(result: LadderResult, *, without: tuple[str, ...]) -> Table:
+def _measurements(result: LadderResult) -> Numbers:
     cells = [(row, _cells(row)) for row in (*result.rows, *result.rivals)]
-    columns = [column for column in cells[0][1] if column not in without]
-    table = numbers("", *columns)
+    table = numbers("", *cells[0][1], expendable=_EXPENDABLE)
     for row, cell in cells:
         name, style = (row.mode, None) if isinstance(row, LadderRow) else (row.name, "dim")
-        table.add_row(name, *(cell[column] for column in columns), style=style)
+        table.add_row(name, *cell.values(), style=style)
     return table
 
 
-def _overheads(result: LadderResult) -> Table:
+def _overheads(result: LadderResult) -> Numbers:
     table = numbers("besides attention", "time", "min to max", "of aligned")
-    table.add_column("")
+    table.add_text_column("note")
     for row in result.overheads:
         share = "-" if row.share_of_aligned is None else percent(row.share_of_aligned)
         spread = f"{milliseconds(row.ms_min)} to {milliseconds(row.ms_max)}"
@@ -131,7 +120,7 @@ def _pace(row: LadderRow) -> str:
     return f"{row.speedup_vs_dense:.2f} times as fast"
 
 
-def _mask_errors(result: LadderResult) -> Table:
+def _mask_errors(result: LadderResult) -> Numbers:
     table = numbers(
         "what the mask changes", "aligned vs exact", "exact vs dense", "aligned vs dense"
     )

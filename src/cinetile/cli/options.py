@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cinetile.files import require_writable
 from cinetile.grid import TokenGrid
 from cinetile.lab.bench import DTYPES, Workload
 from cinetile.patterns import PATTERN_NAMES
@@ -124,12 +125,12 @@ class OutputType(click.ParamType):
         path = Path(value)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{value!r} must end in {' or '.join(self.suffixes)}", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"the folder {str(path.parent)!r} does not exist", param, ctx)
-        if path.is_dir():
-            self.fail(f"{value!r} is a folder", param, ctx)
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"{value!r} cannot be written", param, ctx)
+        try:
+            require_writable(path)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if path.exists() and not os.access(path, os.W_OK):
+            self.fail(f"{value!r} is read-only", param, ctx)
         return path
 
 

@@ -1,6 +1,7 @@
 """What commands print and write."""
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cinetile.cli.tables import Numbers
 from cinetile.files import replace_file
 from cinetile.lab import bench
 
@@ -45,7 +46,13 @@ def report(
 
 
 def stdout_console() -> Console:
-    """A console on the stdout of now; highlights nothing by guess."""
+    """A console on the stdout of now; highlights nothing by guess.
+
+    Tables are drawn in ASCII where the encoding is not Unicode. Characters that stdout cannot
+    encode, from a prompt or a path, become question marks.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED_WIDTH
     return Console(highlight=False, width=width)
 
@@ -74,13 +81,9 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def numbers(first_column: str, *columns: str) -> Table:
+def numbers(first_column: str, *columns: str, expendable: tuple[str, ...] = ()) -> Numbers:
     """An empty table of names and right-aligned numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
-    table.add_column(first_column, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", overflow="fold")
-    return table
+    return Numbers(first_column, *columns, expendable=expendable)
 
 
 @contextlib.contextmanager

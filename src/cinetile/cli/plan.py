@@ -23,6 +23,7 @@ from cinetile.plans.picture import text_picture
 # Drawn where no mode was asked for: the exact plan beside the rounded one.
 _MODES_TO_COMPARE = ("split", "aligned")
 _COLUMNS_OF_ONE, _COLUMNS_OF_TWO = 64, 34
+_BORDERS = 2
 
 _EXAMPLES = """\b
 Examples:
@@ -130,6 +131,7 @@ def _print(console: Console, workload: Workload, plans: dict[str, TilePlan]) -> 
     console.print(table)
     modes = tuple(plans) if len(plans) == 1 else _MODES_TO_COMPARE
     columns = _COLUMNS_OF_ONE if len(modes) == 1 else _COLUMNS_OF_TWO
+    columns = max(1, min(columns, console.width - _BORDERS))
     panels, legend = [], ""
     for mode in modes:
         drawn = text_picture(plans[mode].tile_map(), max_columns=columns)

@@ -1,9 +1,14 @@
 """A small picture of a tile plan for the terminal."""
 
+import sys
+
 import numpy as np
 from jaxtyping import Float, UInt8
 
 SKIPPED, FULL, MASKED = 0, 1, 2
+
+# Skipped, few tiles, masked, full.
+_BLOCKS, _ASCII = "·░▒█", ".:x#"
 
 MAX_TEXT_ROWS = 32
 MAX_TEXT_COLUMNS = 64
@@ -42,12 +47,24 @@ def text_picture(
 ) -> str:
     """Draws the tiles with one character each, or each group of tiles where there are many.
 
-    Full tiles are solid, masked ones hatched, skipped ones a dot.
+    Full tiles are solid, masked ones hatched, skipped ones a dot; ASCII characters where stdout
+    cannot show blocks.
     """
+    skipped, few, hatched, full = _BLOCKS if _stdout_can_show(_BLOCKS) else _ASCII
     visited, masked = downsample(tile_map, max_rows, max_columns)
-    characters = np.full(visited.shape, "·")
-    characters[visited > 0] = "░"
-    characters[visited >= 0.5] = "█"
-    characters[(masked > 0) & (masked >= visited / 2)] = "▒"
+    characters = np.full(visited.shape, skipped)
+    characters[visited > 0] = few
+    characters[visited >= 0.5] = full
+    characters[(masked > 0) & (masked >= visited / 2)] = hatched
     rows = ["".join(row) for row in characters]
-    return "\n".join([*rows, "queries down, keys across: █ full  ▒ masked  ░ few tiles  · skipped"])
+    legend = f"{full} full  {hatched} masked  {few} few tiles  {skipped} skipped"
+    return "\n".join([*rows, f"queries down, keys across: {legend}"])
+
+
+def _stdout_can_show(characters: str) -> bool:
+    encoding = getattr(sys.stdout, "encoding", None)  # None in memory, and without a stdout
+    try:
+        characters.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

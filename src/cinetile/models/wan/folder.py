@@ -96,6 +96,18 @@ class PipelineParts:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
+def _no_folder(folder: Path) -> str:
+    """Tells how to get the folder, where a repository of the Hugging Face hub was named."""
+    if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", folder.as_posix()):
+        shown = _checks.shown(os.fspath(folder))
+        return f"model must be a folder in diffusers' layout, got {shown}"
+    return (
+        f"model must be a folder in diffusers' layout: there is no folder {folder}, and nothing is "
+        f"downloaded. If that is a repository of the Hugging Face hub, run "
+        f"`hf download {folder.as_posix()} --local-dir DIR` and give DIR"
+    )
+
+
 def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> PipelineParts:
     """Reads a folder's configurations and the headers of its weights, but no weights yet.
 
@@ -110,7 +122,7 @@ def open_folder(folder: str | os.PathLike[str], dtype: str | None = None) -> Pip
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"model must be a folder in diffusers' layout, got {folder}")
+        raise FileNotFoundError(_no_folder(folder))
     index_path = folder / "model_index.json"
     index = read_json(index_path)
     require_class(index, index_path, _PIPELINE)
