@@ -1,6 +1,7 @@
 """A pipeline's folder in diffusers' layout: everything is checked when it is opened."""
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
