@@ -14,8 +14,8 @@ import cinetile as ct
 from cinetile.kernels import registry
 from cinetile.kernels.base import AttentionRequest
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels, call, guard
-from cinetile.kernels.pallas_tpu.config import SMEM_LIMIT_BYTES, KernelConfig
-from cinetile.kernels.pallas_tpu.kernel import KINDS, unit_cases
+from cinetile.kernels.pallas_tpu.config import KINDS, SMEM_LIMIT_BYTES, KernelConfig
+from cinetile.kernels.pallas_tpu.kernel import unit_cases
 from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import step_tables, unit_extremes
 
@@ -112,20 +112,14 @@ class TestPallasTpu(KernelSuite):
     def test_routes(self, routes: list[list[int]], as_array: Any) -> None:
         super().test_routes(routes, as_array)
 
-    @pytest.mark.parametrize("lengths", [[9, 4]], ids=str)
-    @pytest.mark.parametrize("name", ["text-last"])
+    @pytest.mark.parametrize("lengths", [[9, 4], [1, 0]], ids=str)
+    @pytest.mark.parametrize("name", KernelSuite.PROMPT_CASES)
     def test_prompt_length(self, name: str, lengths: list[int]) -> None:
-        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
-            super().test_prompt_length(name, lengths)
+        super().test_prompt_length(name, lengths)
 
     @pytest.mark.parametrize("number", [np.nan])
     def test_padding_beyond_the_prompt_may_hold_anything(self, number: float) -> None:
-        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
-            super().test_padding_beyond_the_prompt_may_hold_anything(number)
-
-    def test_prompt_length_of_routed_heads(self) -> None:
-        with pytest.raises(NotImplementedError, match="pallas_tpu: it takes no prompt_length"):
-            super().test_prompt_length_of_routed_heads()
+        super().test_padding_beyond_the_prompt_may_hold_anything(number)
 
 
 class TestTwoKernels:

@@ -5,6 +5,8 @@ from typing import Literal
 
 Softmax = Literal["fixed", "online"]
 Part = Literal["all", "full", "masked"]
+Kind = Literal["full", "lower", "upper", "window", "general", "padded"]
+KINDS: tuple[Kind, ...] = ("full", "lower", "upper", "window", "general", "padded")
 
 LANES = 128
 SUBLANES = 8
@@ -35,6 +37,7 @@ class KernelConfig:
             compile time.
         softmax: "fixed" (each row has a known bound, see `guard`) or "online".
         part: the tiles that the kernel computes; another kernel computes the others.
+        padding: whether text keys may be padding, from a position known at run time only.
     """
 
     block_q: int
@@ -46,10 +49,17 @@ class KernelConfig:
     full_group: int
     softmax: Softmax = "fixed"
     part: Part = "all"
+    padding: bool = False
 
     @classmethod
     def for_blocks(
-        cls, block_q: int, block_kv: int, softmax: Softmax = "fixed", part: Part = "all"
+        cls,
+        block_q: int,
+        block_kv: int,
+        softmax: Softmax = "fixed",
+        part: Part = "all",
+        *,
+        padding: bool = False,
     ) -> "KernelConfig":
         """Chunks, groups and spans for the given block sizes.
 
@@ -67,7 +77,13 @@ class KernelConfig:
             full_group=q_chunk * _full_chunks(block_q // q_chunk),
             softmax=softmax,
             part=part,
+            padding=padding,
         )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of units that a masked tile may have, in program order."""
+        return KINDS if self.padding else KINDS[:-1]
 
     @property
     def groups(self) -> int:

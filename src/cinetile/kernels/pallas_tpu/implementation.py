@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.padding import text_exists
 from cinetile.kernels.pallas_tpu import call
 from cinetile.kernels.pallas_tpu.config import LANES, VMEM_LIMIT_BYTES, KernelConfig, Part, Softmax
 from cinetile.kernels.pallas_tpu.guard import RECENTRE, is_safe, row_bounds
@@ -60,8 +61,6 @@ class PallasTpuImplementation(Implementation):
     def unsupported(self, request: AttentionRequest) -> str | None:
         if request.dtype not in _DEFAULT_BLOCKS:
             return f"TPUs multiply {' and '.join(_DEFAULT_BLOCKS)} arrays, not {request.dtype} ones"
-        if request.has_padding:
-            return "it takes no prompt_length"
         if request.head_dim > HEAD_DIMS[-1]:
             return f"heads have at most {HEAD_DIMS[-1]} features, not {request.head_dim}"
         return next(filter(None, (self._cannot_run(plan, request) for plan in request.plans)), None)
@@ -123,9 +122,8 @@ def _attend(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
-    valid_text: None,  # not supported
+    valid_text: Int[Array, " batch"] | None,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
-    del valid_text
     batch, tokens, heads, head_dim = query.shape
     if routes is None:
         routes = jnp.zeros((batch, heads), jnp.int32)
@@ -133,6 +131,11 @@ def _attend(
     query_orders = [plan.mask.query_order for plan in plans]
     key_orders = [plan.mask.key_order for plan in plans]
     scaled = (query.astype(jnp.float32) * (scale * _LOG2_E)).astype(query.dtype)
+    if valid_text is not None:
+        # Whatever padding holds, it must not send a head to the online kernel.
+        exists = text_exists(grid, valid_text)[:, :, None, None]
+        scaled, key = (jnp.where(exists, array, 0).astype(array.dtype) for array in (scaled, key))
+    padding = _padding_of_heads(plans, routes, valid_text)
     placed_query, placed_key, placed_value = (
         move_heads(place, _heads_first(array), flat_routes, orders, grid)
         for array, orders in ((scaled, query_orders), (key, key_orders), (value, key_orders))
@@ -143,6 +146,7 @@ def _attend(
             placed_key,
             placed_value,
             flat_routes,
+            padding,
             plans,
             part,
             implementation.interpret,
@@ -164,6 +168,7 @@ def _attend_part(
     key: Float[Array, "heads tokens head_dim"],
     value: Float[Array, "heads tokens head_dim"],
     routes: Int[Array, " heads"],
+    padding: tuple[Int[Array, " heads"], Int[Array, " heads"]] | None,
     plans: tuple[TilePlan, ...],
     part: Part,
     interpret: Any,
@@ -178,12 +183,27 @@ def _attend_part(
             query, key, call.transpose_value(value, block_kv), (bounds - RECENTRE)[:, None]
         )
         for softmax in SOFTMAXES:
-            config = KernelConfig.for_blocks(block_q, block_kv, softmax, part)
+            config = KernelConfig.for_blocks(
+                block_q, block_kv, softmax, part, padding=padding is not None
+            )
             tables = step_tables([plans[index] for index in chosen], config, routes.size)
             active = _routed_to(routes, chosen) & (safe if softmax == "fixed" else ~safe)
-            order = order_heads(local_routes, active)
+            order = order_heads(local_routes, active, padding)
             outputs = call.run(inputs, order, tables, config, outputs, interpret)
     return outputs
+
+
+def _padding_of_heads(
+    plans: tuple[TilePlan, ...],
+    routes: Int[Array, "batch heads"],
+    valid_text: Int[Array, " batch"] | None,
+) -> tuple[Int[Array, " all_heads"], Int[Array, " all_heads"]] | None:
+    """First padding key of each head and the first key after its padding, in its plan's order."""
+    if valid_text is None:
+        return None
+    ranges = [plan.mask.key_order.text_range(plan.grid) for plan in plans]
+    starts, stops = jnp.asarray(np.array(ranges, np.int32).T)[:, routes]
+    return (starts + valid_text[:, None]).reshape(-1), stops.reshape(-1)
 
 
 def _geometries(

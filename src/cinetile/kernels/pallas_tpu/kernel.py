@@ -9,10 +9,12 @@ chunk outermost; the first product of a pair that lies ahead is issued before th
 current one. The compiler overlaps matrix and vector units only as far as the program order lets it.
 """
 
+import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from cinetile.kernels.pallas_tpu.config import SUBLANES, KernelConfig
+from cinetile.kernels.pallas_tpu.config import KINDS, SUBLANES, Kind, KernelConfig
 from cinetile.kernels.pallas_tpu.tables import (
     EXTREMES,
     FLAG_BITS,
@@ -33,8 +35,6 @@ from cinetile.kernels.pallas_tpu.tables import (
     ROW_START,
 )
 
-Kind = Literal["full", "lower", "upper", "window", "general"]
-KINDS: tuple[Kind, ...] = ("full", "lower", "upper", "window", "general")
 Scalar = Any  # a traced int32 or bool in scalar memory, or a Python one
 Ref = Any  # pallas gives references no public type
 
@@ -53,6 +53,8 @@ class StepRefs:
     shift: Ref
     head: Ref
     plan: Ref
+    padding_start: Ref
+    padding_stop: Ref
     words: Ref
     extremes: Ref
     first_row: Ref
@@ -62,9 +64,16 @@ class StepRefs:
         position = self.lookup[step >> granule_bits]
         return position + (step >= self.first_step[position + 1]).astype(jnp.int32)
 
+    def padding(self, position: Scalar) -> tuple[Scalar, Scalar]:
+        """First padding key of a routed head, and the first key after its padding."""
+        return self.padding_start[position], self.padding_stop[position]
+
     def word(self, step: Scalar, position: Scalar) -> Scalar:
         """The tile word of a grid step."""
         return self.words[step + self.shift[position]]
+
+
+NUM_TABLES = len(dataclasses.fields(StepRefs))
 
 
 def row_of(word: Scalar) -> Scalar:
@@ -90,8 +99,10 @@ class _Arrays:
 
 def kernel(*refs: Ref, config: KernelConfig, granule_bits: int, head_dim: int) -> None:
     """One grid step; the order of `refs` is that of `call.run_range`."""
-    tables = StepRefs(*refs[:8])
-    query, key, value_t, bound, edges, _, _, output, lse, maximum, total, accumulator = refs[8:]
+    tables = StepRefs(*refs[:NUM_TABLES])
+    query, key, value_t, bound, edges, _, _, output, lse, maximum, total, accumulator = refs[
+        NUM_TABLES:
+    ]
     arrays = _Arrays(query, key, value_t, edges, maximum, total, accumulator)
     step = pl.program_id(0)
     position = tables.position(step, granule_bits)
@@ -116,7 +127,7 @@ def kernel(*refs: Ref, config: KernelConfig, granule_bits: int, head_dim: int) -
 
         @pl.when((word & MASKED) != 0)
         def _() -> None:
-            _masked_tile(arrays, config, head_dim, tables, tables.plan[position], word)
+            _masked_tile(arrays, config, head_dim, tables, position, word)
 
     @pl.when((word & ROW_END) != 0)
     def _() -> None:
@@ -136,19 +147,20 @@ def _masked_tile(
     config: KernelConfig,
     head_dim: int,
     tables: StepRefs,
-    plan: Scalar,
+    position: Scalar,
     word: Scalar,
 ) -> None:
     """Each unit looks at the extremes of its rows' edges and pays for its own comparisons only."""
     tile_key0 = column_of(word) * config.block_kv
     naive = (word & NAIVE) != 0
-    row = row_of(word)
+    row, plan = row_of(word), tables.plan[position]
+    padding = tables.padding(position) if config.padding else None
 
     def unit(column: Scalar, chunks: int, group: Scalar, key0: Scalar) -> None:
         at = (row * config.groups + group) * EXTREMES
         extremes = [tables.extremes[plan, at + n] for n in range(EXTREMES)]
-        cases = unit_cases(extremes, tile_key0 + key0, config.kv_span, naive)
-        for kind in KINDS:
+        cases = unit_cases(extremes, tile_key0 + key0, config.kv_span, naive, padding)
+        for kind in config.kinds:
             run = functools.partial(
                 _unit,
                 arrays,
@@ -160,6 +172,7 @@ def _masked_tile(
                 tile_key0,
                 head_dim,
                 cases["sink"],
+                padding,
             )
             pl.when(cases[kind])(run)
 
@@ -167,7 +180,11 @@ def _masked_tile(
 
 
 def unit_cases(
-    extremes: list[Any], key_start: Any, span: int, naive: Any
+    extremes: list[Any],
+    key_start: Any,
+    span: int,
+    naive: Any,
+    padding: tuple[Any, Any] | None = None,
 ) -> dict[str, Bool[Any, "..."]]:
     """Which one of `KINDS` a unit is, if any; takes scalars in the kernel and arrays elsewhere.
 
@@ -176,10 +193,11 @@ def unit_cases(
         key_start: first key of the unit.
         span: keys of the unit.
         naive: whether to evaluate the whole mask whatever the extremes say.
+        padding: first padding key and the first key after the padding; None if there is none.
 
     Returns:
-        One truth value for each of `KINDS`, and "sink": whether the upper edge of an "upper"
-        unit is that of the prefix.
+        A truth value for each of `KINDS`, at most one of which holds, and "sink": whether the
+        upper edge of an "upper" unit is that of the prefix.
     """
     prefix_min, prefix_max, low_min, low_max, high_min, high_max = extremes
     key_stop = key_start + span
@@ -190,14 +208,20 @@ def unit_cases(
     some_edge = ~(full | naive)
     one_band = some_edge & band & ~sink
     sink_alone = some_edge & sink & ~band
-    return {
+    cases = {
         "full": full & ~naive,
         "lower": one_band & lower & ~upper,
         "upper": (one_band & upper & ~lower) | sink_alone,
         "window": one_band & lower & upper,
         "general": (some_edge & sink & band) | naive,
-        "sink": sink_alone,
     }
+    if padding is None:
+        return cases | {"padded": naive & False, "sink": sink_alone}
+    start, stop = padding
+    padded = (start < stop) & (key_start < stop) & (start < key_stop)
+    kept = functools.reduce(operator.or_, cases.values())
+    cases = {kind: case & ~padded for kind, case in cases.items()}
+    return cases | {"padded": padded & kept, "sink": sink_alone}
 
 
 def _each_unit(
@@ -238,6 +262,7 @@ def _unit(
     tile_key0: Scalar,
     head_dim: int,
     sink_alone: Scalar = None,
+    padding: tuple[Scalar, Scalar] | None = None,
 ) -> None:
     """`chunks` query chunks from `column` on against `kv_span` keys from `key0` of the tile on."""
     q_chunk, kv_chunk = config.q_chunk, config.kv_chunk
@@ -264,7 +289,7 @@ def _unit(
         at = queries(chunk)
         edges = [arrays.edges[n : n + 1, at] for n in range(3)] if kind != "full" else []
         first_key = tile_key0 + key0 + step * kv_chunk
-        score = _masked(pending.pop(0), kind, edges, first_key, sink_alone)
+        score = _masked(pending.pop(0), kind, edges, first_key, sink_alone, padding)
         score = score.reshape(-1, config.accumulator_rows, q_chunk)
         subtracted = arrays.maximum[:, at]
         if online:
@@ -298,6 +323,7 @@ def _masked(
     edges: list[Int[Array, "1 q_chunk"]],
     first_key: Scalar,
     sink_alone: Scalar,
+    padding: tuple[Scalar, Scalar] | None,
 ) -> Float[Array, "kv_chunk q_chunk"]:
     """Compares a loop-invariant row index with the edges moved to the chunk's first key."""
     if kind == "full":
@@ -310,8 +336,11 @@ def _masked(
         keep = key < jnp.where(sink_alone, prefix, high)
     else:
         keep = (key >= low) & (key < high)
-        if kind == "general":
+        if kind != "window":
             keep |= key < prefix
+        if kind == "padded" and padding is not None:
+            start, stop = (edge - first_key for edge in padding)
+            keep &= (key < start) | (key >= stop)
     return jnp.where(keep, scores, MASKED_SCORE)
 
 

@@ -16,11 +16,15 @@ class HeadOrder(NamedTuple):
         heads: all heads, those that run first.
         plans: plan of each head.
         num_active: number of heads that run.
+        padding_start: first padding key of each head.
+        padding_stop: first key after the padding of each head; equal starts and stops mean none.
     """
 
     heads: Int[Array, " heads"]
     plans: Int[Array, " heads"]
     num_active: Int[Array, ""]
+    padding_start: Int[Array, " heads"]
+    padding_stop: Int[Array, " heads"]
 
 
 class StepTable(NamedTuple):
@@ -35,6 +39,8 @@ class StepTable(NamedTuple):
         shift: offset from a step to the index of its word.
         head: head at each position.
         plan: plan of each position.
+        padding_start: first padding key of each position's head.
+        padding_stop: first key after it.
     """
 
     lookup: Int[Array, " granules"]
@@ -42,16 +48,32 @@ class StepTable(NamedTuple):
     shift: Int[Array, " heads"]
     head: Int[Array, " heads"]
     plan: Int[Array, " heads"]
+    padding_start: Int[Array, " heads"]
+    padding_stop: Int[Array, " heads"]
 
     @property
     def num_steps(self) -> Int[Array, ""]:
         return self.first_step[-1]
 
 
-def order_heads(plans: Int[Array, " heads"], active: Bool[Array, " heads"]) -> HeadOrder:
-    """Moves the active heads to the front; the order is stable."""
+def order_heads(
+    plans: Int[Array, " heads"],
+    active: Bool[Array, " heads"],
+    padding: tuple[Int[Array, " heads"], Int[Array, " heads"]] | None = None,
+) -> HeadOrder:
+    """Moves the active heads to the front; the order is stable.
+
+    Args:
+        plans: plan of each head.
+        active: which heads run.
+        padding: first padding key of each head and the first key after its padding; None if no
+            head has padding.
+    """
     heads = jnp.argsort(~active, stable=True).astype(jnp.int32)
-    return HeadOrder(heads, plans[heads], active.sum(dtype=jnp.int32))
+    start, stop = (jnp.zeros_like(heads),) * 2 if padding is None else padding
+    return HeadOrder(
+        heads, plans[heads], active.sum(dtype=jnp.int32), start[heads], stop[heads]
+    )
 
 
 def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]) -> StepTable:
@@ -76,4 +98,6 @@ def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]
         shift,
         order.heads,
         order.plans,
+        order.padding_start,
+        order.padding_stop,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from cinetile.kernels.padding import holds_text
 from cinetile.kernels.pallas_tpu.config import SMEM_LIMIT_BYTES, KernelConfig, Part
 from cinetile.plans import TileKind, TilePlan
 
@@ -58,7 +59,7 @@ class StepTables:
 
     def smem_bytes(self, heads: int) -> int:
         """Bytes of scalar memory of the prefetched tables of one range."""
-        per_head = 4 * heads + 2
+        per_head = 6 * heads + 2
         table = self.words.shape[1] + self.extremes[0].size + self.granules(heads) + per_head
         return 4 * table
 
@@ -134,6 +135,8 @@ def _row_words(plan: TilePlan, config: KernelConfig) -> list[Int[np.ndarray, " t
         unmasked = plan.tile_kind[entries] == TileKind.FULL
         if row == plan.geometry.num_q_tiles - 1 and has_empty_units:
             unmasked[:] = False
+        if config.padding:
+            unmasked &= ~holds_text(plan, plan.tile_kv[entries])
         chosen = _of_part(unmasked, config.part)
         masked = MASKED | NAIVE if plan.mode == "naive" else MASKED
         flags = np.where(unmasked, FULL, masked)[chosen]

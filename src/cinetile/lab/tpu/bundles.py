@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cinetile.kernels.pallas_tpu.config import KernelConfig
-from cinetile.kernels.pallas_tpu.kernel import KINDS
 
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s*([A-Z, ]*?)\s*:\s*((?:> ?)*)\s*\{")
 _REGION = re.compile(r"(?<!/)\b(Start|End) region (\d+)")
@@ -222,7 +221,7 @@ def expected_bodies(config: KernelConfig) -> list[tuple[str, int]]:
     if config.part != "masked":
         bodies += [("full tile", chunks) for chunks in sizes(config.full_group)]
     if config.part != "full":
-        bodies += [(kind, chunks) for chunks in sizes(config.group) for kind in KINDS]
+        bodies += [(kind, chunks) for chunks in sizes(config.group) for kind in config.kinds]
     return bodies
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cinetile.kernels.pallas_tpu.config import KernelConfig
-from cinetile.kernels.pallas_tpu.kernel import KINDS, unit_cases
+from cinetile.kernels.pallas_tpu.kernel import unit_cases
 from cinetile.kernels.pallas_tpu.tables import (
     FULL,
     MASKED,
@@ -74,7 +74,7 @@ def count_bodies(plan: TilePlan, config: KernelConfig) -> Counter[tuple[str, int
             edges = list(extremes[:, group].T)
             cases = unit_cases(edges, key_start, config.kv_span, naive)
             found = 0
-            for kind in KINDS:
+            for kind in config.kinds:
                 number = int(np.count_nonzero(cases[kind]))
                 counts[kind, queries // config.q_chunk] += number
                 found += number
