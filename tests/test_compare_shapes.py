@@ -34,6 +34,7 @@ from cinetile.lab.compare.whole_run import (
     AttentionCall,
     WholeRun,
     check_published,
+    model_dense_stack,
     sparse_call_share,
 )
 
@@ -251,6 +252,22 @@ class TestWholeRun:
         assert all(0.06 < check.of_kernels_deviation < 0.1 for check in checks.values())
         assert all(abs(check.with_overhead_deviation) < 0.03 for check in checks.values())
 
+    def test_runs_on_the_dense_stack(self) -> None:
+        runs = {(run.resolution, run.mode): run for run in model_dense_stack()}
+        here = runs["720p", "split"]
+        # By hand: 1,600 calls of 53 ms are 84.8 s; 36 x 39 of them are sparse.
+        assert here.dense_s == pytest.approx(122.2)
+        assert here.attention_share == pytest.approx(84.8 / 122.2)
+        assert here.sparse_s == pytest.approx(122.2 - 36 * 39 * (0.053 - 0.0254 - 0.0027))
+        # Attention grows with the square, so a longer video gains more.
+        ratio = RESOLUTIONS["1440p"].num_tokens / RESOLUTIONS["720p"].num_tokens
+        longest = runs["1440p", "aligned"]
+        assert longest.dense_s == pytest.approx(84.8 * ratio**2 + 37.4 * ratio)
+        assert longest.speedup > runs["1080p", "aligned"].speedup > runs["720p", "aligned"].speedup
+
+    def test_a_dense_policy_gains_nothing(self) -> None:
+        assert {round(run.speedup, 9) for run in model_dense_stack(DENSE)} == {1.0}
+
     @pytest.mark.parametrize(
         ("values", "message"),
         [
@@ -309,6 +326,7 @@ class TestCommand:
         assert first["full_width"]["run_speedup"] == pytest.approx(run.speedup)
         assert first["full_width"]["kind"] == "estimate"
         assert [check["resolution"] for check in document["published"]] == list(PUBLISHED_RUNS)
+        assert {run["kind"] for run in document["dense_stack"]} == {"model"}
 
     @pytest.mark.parametrize("slowest", [110.0, 300.0])
     def test_a_busy_machine_is_told_of(

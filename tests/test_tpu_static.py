@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 import cinetile as ct
 from cinetile import cli
-from cinetile.kernels.pallas_tpu.config import KernelConfig
-from cinetile.kernels.pallas_tpu.kernel import KINDS
+from cinetile.kernels.pallas_tpu.config import KINDS, KernelConfig
 from cinetile.lab.bench import Workload
 from cinetile.lab.tpu import aot, bundles, report
 from cinetile.lab.tpu.aot import CompiledKernel, KernelJob

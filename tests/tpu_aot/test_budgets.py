@@ -66,6 +66,19 @@ def test_default_shapes_stay_within_budget(target: str, softmax: str) -> None:
     assert compiled.dump.vmem_bytes < TARGETS[target].vmem_bytes
 
 
+def test_prompts_of_run_time_length_compile() -> None:
+    """Only units that padding overlaps pay for it; the other bodies are as without a prompt."""
+    plan = ct.plan_tiles(ct.spatial_mask(ct.TokenGrid(5, 30, 52, text_tokens=256), 0.35), 512, 512)
+    costs = [
+        cost(compile_kernel(KernelJob("v6e", config, plan, 2, 128, "bfloat16")))
+        for config in (
+            KernelConfig.for_blocks(512, 512, padding=padding) for padding in (False, True)
+        )
+    ]
+    assert costs[1].keys() - costs[0].keys() == {"padded, 2 chunks"}
+    assert all(costs[1][name] <= 1.05 * costs[0][name] for name in costs[0] if "chunks" in name)
+
+
 def test_too_much_vector_memory_is_an_error_of_its_own() -> None:
     plan = ct.plan_tiles(ct.spatial_mask(GRID_720P, 0.35), 65_536, 1024)
     config = KernelConfig(65_536, 1024, 256, 256, kv_span=512, group=256, full_group=256)

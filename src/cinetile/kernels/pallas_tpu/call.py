@@ -26,16 +26,14 @@ class KernelInputs(NamedTuple):
     """Arrays that all runs read; tokens in the orders of the heads' plans.
 
     Attributes:
-        query: scaled by `scale * log2(e)`.
+        query: scaled by a power of two; see `run`.
         key: as given.
         value_t: transposed, rows of ones below, zeros past the last key; see `transpose_value`.
-        bound: what the fixed bound subtracts from each row's scores.
     """
 
     query: Float[Array, "heads tokens head_dim"]
     key: Float[Array, "heads tokens head_dim"]
     value_t: Float[Array, "heads head_dim_plus_8 padded_tokens"]
-    bound: Float[Array, "heads 1 tokens"]
 
 
 class Outputs(NamedTuple):
@@ -70,6 +68,8 @@ def run(
     tables: StepTables,
     config: KernelConfig,
     outputs: Outputs,
+    *,
+    factor: float,
     interpret: Any = False,
 ) -> Outputs:
     """Attention of the ordered heads; what other heads have in `outputs` stays.
@@ -80,11 +80,14 @@ def run(
         tables: words of their plans.
         config: how tiles are cut.
         outputs: where to write; given up to the result.
+        factor: multiplies products of queries and keys to base-2 scores.
         interpret: pallas' own argument; for tests.
     """
 
     def one_range(index: Any, outputs: Outputs) -> Outputs:
-        return run_range(inputs, order, tables, config, outputs, index, interpret)
+        return run_range(
+            inputs, order, tables, config, outputs, index, factor=factor, interpret=interpret
+        )
 
     def all_ranges(outputs: Outputs) -> Outputs:
         ranges = tables.words.shape[0]
@@ -102,6 +105,8 @@ def run_range(
     config: KernelConfig,
     outputs: Outputs,
     index: Any = 0,
+    *,
+    factor: float,
     interpret: Any = False,
 ) -> Outputs:
     """One run of the kernel, over one range of query tiles."""
@@ -117,7 +122,11 @@ def run_range(
     edges_at, specs = len(prefetched) + len(inputs), _block_specs(config, tables, head_dim)
     result = pl.pallas_call(
         functools.partial(
-            kernel, config=config, granule_bits=tables.granule_bits(), head_dim=head_dim
+            kernel,
+            config=config,
+            granule_bits=tables.granule_bits(),
+            head_dim=head_dim,
+            factor=factor,
         ),
         name=KERNEL_NAME,
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in outputs],
@@ -154,7 +163,7 @@ class _Place(NamedTuple):
 
 
 def _block_specs(config: KernelConfig, tables: StepTables, head_dim: int) -> list[pl.BlockSpec]:
-    """Blocks of query, key, value_t, bound, edges, output and lse."""
+    """Blocks of query, key, value_t, edges, output and lse."""
     bits = tables.granule_bits()
     block_q, block_kv = config.block_q, config.block_kv
 
@@ -174,7 +183,6 @@ def _block_specs(config: KernelConfig, tables: StepTables, head_dim: int) -> lis
         by_row,
         spec((block_kv, head_dim), lambda at: (at.head, at.column, 0)),
         spec((head_dim + SUBLANES, block_kv), lambda at: (at.head, 0, at.column)),
-        by_row_on_lanes,
         spec((EDGES, block_q), lambda at: (at.plan, 0, at.row)),
         by_row,
         by_row_on_lanes,

@@ -35,7 +35,7 @@ class KernelConfig:
         group: queries per unit of a masked tile; each unit has its own mask kind.
         full_group: queries per unit of a full tile; more queries increase utilisation and
             compile time.
-        softmax: "fixed" (each row has a known bound, see `guard`) or "online".
+        softmax: "fixed" (scores are within a known bound, see `guard`) or "online".
         part: the tiles that the kernel computes; another kernel computes the others.
         padding: whether text keys may be padding, from a position known at run time only.
     """
@@ -104,7 +104,7 @@ class KernelConfig:
         """Estimated bytes of vector memory: double-buffered blocks, state and scores in flight."""
         value_rows = head_dim + SUBLANES
         blocks = 2 * self.block_q * head_dim + self.block_kv * (head_dim + value_rows)
-        per_query = 2 * 4 * (SUBLANES + SUBLANES + SUBLANES)  # bound, edges and log-sum-exp
+        per_query = 2 * 4 * (SUBLANES + SUBLANES)  # edges and log-sum-exp
         state = 4 * self.block_q * (value_rows + 2 * SUBLANES)
         in_flight = 4 * self.q_chunk * self.kv_chunk * 2 * (self.kv_span // self.kv_chunk)
         return 2 * blocks * itemsize + self.block_q * per_query + state + in_flight

@@ -14,7 +14,7 @@ from cinetile.kernels.base import AttentionRequest, Implementation
 from cinetile.kernels.padding import text_exists
 from cinetile.kernels.pallas_tpu import call
 from cinetile.kernels.pallas_tpu.config import LANES, VMEM_LIMIT_BYTES, KernelConfig, Part, Softmax
-from cinetile.kernels.pallas_tpu.guard import RECENTRE, is_safe, row_bounds
+from cinetile.kernels.pallas_tpu.guard import is_safe, score_bounds
 from cinetile.kernels.pallas_tpu.placement import move_heads
 from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import MAX_TILES, step_tables
@@ -130,7 +130,9 @@ def _attend(
     flat_routes, grid = routes.reshape(-1), plans[0].grid
     query_orders = [plan.mask.query_order for plan in plans]
     key_orders = [plan.mask.key_order for plan in plans]
-    scaled = (query.astype(jnp.float32) * (scale * _LOG2_E)).astype(query.dtype)
+    # The kernel multiplies by `factor`; the rest is a power of two, which rounds no query.
+    factor, exponent = math.frexp(scale * _LOG2_E)
+    scaled = (query.astype(jnp.float32) * 2.0**exponent).astype(query.dtype)
     if valid_text is not None:
         # Whatever padding holds, it must not send a head to the online kernel.
         exists = text_exists(grid, valid_text)[:, :, None, None]
@@ -149,6 +151,7 @@ def _attend(
             padding,
             plans,
             part,
+            factor,
             implementation.interpret,
         )
         for part in implementation.parts
@@ -171,17 +174,15 @@ def _attend_part(
     padding: tuple[Int[Array, " heads"], Int[Array, " heads"]] | None,
     plans: tuple[TilePlan, ...],
     part: Part,
+    factor: float,
     interpret: Any,
 ) -> call.Outputs:
     """Runs the tiles of one part: each tile geometry and each softmax has a kernel of its own."""
-    bounds = row_bounds(query, key)
-    safe = is_safe(bounds, value)
+    safe = is_safe(score_bounds(query, key, factor), value)
     padded = max(plan.geometry.num_q_tiles * plan.block_q for plan in plans)
     outputs = call.empty_outputs(query, padded)
     for block_q, block_kv, chosen, local_routes in _geometries(plans, routes):
-        inputs = call.KernelInputs(
-            query, key, call.transpose_value(value, block_kv), (bounds - RECENTRE)[:, None]
-        )
+        inputs = call.KernelInputs(query, key, call.transpose_value(value, block_kv))
         for softmax in SOFTMAXES:
             config = KernelConfig.for_blocks(
                 block_q, block_kv, softmax, part, padding=padding is not None
@@ -189,7 +190,9 @@ def _attend_part(
             tables = step_tables([plans[index] for index in chosen], config, routes.size)
             active = _routed_to(routes, chosen) & (safe if softmax == "fixed" else ~safe)
             order = order_heads(local_routes, active, padding)
-            outputs = call.run(inputs, order, tables, config, outputs, interpret)
+            outputs = call.run(
+                inputs, order, tables, config, outputs, factor=factor, interpret=interpret
+            )
     return outputs
 
 

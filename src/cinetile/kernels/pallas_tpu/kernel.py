@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
-from cinetile.kernels.pallas_tpu.config import KINDS, SUBLANES, Kind, KernelConfig
+from cinetile.kernels.pallas_tpu.config import SUBLANES, KernelConfig, Kind
 from cinetile.kernels.pallas_tpu.tables import (
     EXTREMES,
     FLAG_BITS,
@@ -40,7 +40,8 @@ Ref = Any  # pallas gives references no public type
 
 # Finite, so that no row computes inf - inf; weights of masked pairs are exactly 0.
 MASKED_SCORE = -0.7 * float(np.finfo(np.float32).max)
-_NO_SCORE_YET = 0.5 * MASKED_SCORE
+# Half of it, since scores are multiplied by a factor of at least a half.
+_NO_SCORE_YET = 0.25 * MASKED_SCORE
 _LOG2_E = 1.4426950408889634
 
 
@@ -88,22 +89,23 @@ def column_of(word: Scalar) -> Scalar:
 
 @dataclass(frozen=True)
 class _Arrays:
-    query: Ref  # [block_q, head_dim], scaled to base-2 scores
+    query: Ref  # [block_q, head_dim]
     key: Ref  # [block_kv, head_dim]
     value_t: Ref  # [head_dim + 8, block_kv], rows of ones below the values
     edges: Ref  # [3, block_q]
-    maximum: Ref  # [rows, block_q], the subtracted bound or running maximum
+    maximum: Ref  # [rows, block_q], running maximum (online softmax)
     total: Ref  # [rows, block_q], partial sums of the weights (fixed bound)
     accumulator: Ref  # [head_dim + 8, block_q]
+    factor: float  # from products of queries and keys to base-2 scores
 
 
-def kernel(*refs: Ref, config: KernelConfig, granule_bits: int, head_dim: int) -> None:
+def kernel(
+    *refs: Ref, config: KernelConfig, granule_bits: int, head_dim: int, factor: float
+) -> None:
     """One grid step; the order of `refs` is that of `call.run_range`."""
     tables = StepRefs(*refs[:NUM_TABLES])
-    query, key, value_t, bound, edges, _, _, output, lse, maximum, total, accumulator = refs[
-        NUM_TABLES:
-    ]
-    arrays = _Arrays(query, key, value_t, edges, maximum, total, accumulator)
+    query, key, value_t, edges, _, _, output, lse, maximum, total, accumulator = refs[NUM_TABLES:]
+    arrays = _Arrays(query, key, value_t, edges, maximum, total, accumulator, factor)
     step = pl.program_id(0)
     position = tables.position(step, granule_bits)
     word = tables.word(step, position)
@@ -112,10 +114,7 @@ def kernel(*refs: Ref, config: KernelConfig, granule_bits: int, head_dim: int) -
     def _() -> None:
         accumulator[...] = jnp.zeros_like(accumulator)
         total[...] = jnp.zeros_like(total)
-        if config.softmax == "fixed":
-            maximum[...] = jnp.broadcast_to(bound[...], maximum.shape)
-        else:
-            maximum[...] = jnp.full_like(maximum, MASKED_SCORE)
+        maximum[...] = jnp.full_like(maximum, MASKED_SCORE)
 
     if config.part != "masked":
 
@@ -290,15 +289,16 @@ def _unit(
         edges = [arrays.edges[n : n + 1, at] for n in range(3)] if kind != "full" else []
         first_key = tile_key0 + key0 + step * kv_chunk
         score = _masked(pending.pop(0), kind, edges, first_key, sink_alone, padding)
-        score = score.reshape(-1, config.accumulator_rows, q_chunk)
-        subtracted = arrays.maximum[:, at]
+        score = score.reshape(-1, config.accumulator_rows, q_chunk) * arrays.factor
         if online:
-            largest = jnp.maximum(subtracted, score.max(0)).max(0, keepdims=True)
-            largest = jnp.broadcast_to(largest, subtracted.shape)
-            _rescale(arrays.accumulator, at, jnp.exp2(subtracted - largest))
-            arrays.maximum[:, at] = subtracted = largest
-        weights = jnp.exp2(score - subtracted[None])
-        if not online:
+            before = arrays.maximum[:, at]
+            largest = jnp.maximum(before, score.max(0)).max(0, keepdims=True)
+            largest = jnp.broadcast_to(largest, before.shape)
+            _rescale(arrays.accumulator, at, jnp.exp2(before - largest))
+            arrays.maximum[:, at] = largest
+            weights = jnp.exp2(score - largest[None])
+        else:
+            weights = jnp.exp2(score)
             arrays.total[:, at] += weights.sum(0)
         weights = weights.reshape(kv_chunk, q_chunk).astype(arrays.value_t.dtype)
         arrays.accumulator[value_rows, at] += _dot(arrays.value_t[value_rows, keys(step)], weights)
@@ -354,10 +354,11 @@ def _finish(arrays: _Arrays, config: KernelConfig, head_dim: int, output: Ref, l
     """Normalises a query tile; rows that kept nothing get 0 and minus infinity."""
     if config.softmax == "fixed":
         sums = arrays.total[...].sum(0, keepdims=True)
+        maximum, alive = jnp.zeros_like(sums), sums > 0
     else:
         sums = arrays.accumulator[head_dim : head_dim + 1, :]
-    maximum = arrays.maximum[0:1, :]
-    alive = (sums > 0) & (maximum > _NO_SCORE_YET)
+        maximum = arrays.maximum[0:1, :]
+        alive = (sums > 0) & (maximum > _NO_SCORE_YET)
     sums = jnp.where(alive, sums, 1.0)
     scaled = arrays.accumulator[0:head_dim, :] * jnp.where(alive, 1.0 / sums, 0.0)
     output[...] = scaled.T.astype(output.dtype)

@@ -71,9 +71,7 @@ def order_heads(
     """
     heads = jnp.argsort(~active, stable=True).astype(jnp.int32)
     start, stop = (jnp.zeros_like(heads),) * 2 if padding is None else padding
-    return HeadOrder(
-        heads, plans[heads], active.sum(dtype=jnp.int32), start[heads], stop[heads]
-    )
+    return HeadOrder(heads, plans[heads], active.sum(dtype=jnp.int32), start[heads], stop[heads])
 
 
 def step_table(order: HeadOrder, tables: StepTables, index: int | Int[Array, ""]) -> StepTable:

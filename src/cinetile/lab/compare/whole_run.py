@@ -1,7 +1,8 @@
 """What a whole run gains where some attention calls become faster; a model, nothing runs.
 
 `WholeRun` has no constant that was fitted. `check_published` holds it against the end-to-end
-times that the case study published for TPUs.
+times that the case study published for TPUs. `model_dense_stack` puts this library's TPU kernel in
+a faster dense run that was published later.
 """
 
 from dataclasses import dataclass
@@ -195,3 +196,93 @@ def check_published(policy: SparsityPolicy | None = None) -> tuple[PublishedChec
         )
         for resolution, run in PUBLISHED_RUNS.items()
     )
+
+
+@dataclass(frozen=True)
+class DenseRun:
+    """A published run with dense attention, from which longer videos follow by a model.
+
+    Attributes:
+        num_tokens: tokens of the video.
+        total_s: seconds of denoising.
+        num_calls: attention calls that follow each other on a chip, steps times layers.
+        call_ms: time of each attention call.
+    """
+
+    num_tokens: int
+    total_s: float
+    num_calls: int
+    call_ms: float
+
+    def seconds_at(self, num_tokens: int) -> tuple[float, float]:
+        """Seconds of attention and of the rest at another length.
+
+        Attention grows with the square of the length and the rest with the length.
+        """
+        ratio = num_tokens / self.num_tokens
+        attention_s = self.num_calls * self.call_ms * 1e-3
+        return attention_s * ratio**2, (self.total_s - attention_s) * ratio
+
+
+# maxdiffusion's dense run of Wan 2.2 14B on v6e-8, 720p in 40 steps: 122.2 s of denoising. Its
+# kernel subtracts a fixed maximum; a call of 75,600 tokens x 10 heads x 128 takes about 53 ms.
+DENSE_STACK = DenseRun(
+    RESOLUTIONS["720p"].num_tokens,
+    total_s=122.2,
+    num_calls=PUBLISHED_STEPS * MODELS["14B"].num_layers,
+    call_ms=53.0,
+)
+# Static estimates of `pallas_tpu` at 720p on v6e, fixed bound (`python -m benchmarks.tpu_static`).
+_ESTIMATED_MS = {"split": 25.4, "aligned": 21.2}
+# Placement, transposition and guard (1.4 ms by bytes) and routing (1.3 ms), counted by hand.
+_ESTIMATED_OVERHEAD_MS = 2.7
+
+
+@dataclass(frozen=True)
+class ModelledRun:
+    """A model of a run on the dense stack with this library's TPU kernel; nothing ran.
+
+    Attributes:
+        resolution: name of the video's size.
+        mode: "split" (exact pairs) or "aligned".
+        dense_s: seconds of the dense run; published for 720p, modelled for longer videos.
+        sparse_s: seconds of the sparse run by the model.
+        attention_share: attention's share of the dense run.
+    """
+
+    resolution: str
+    mode: str
+    dense_s: float
+    sparse_s: float
+    attention_share: float
+
+    @property
+    def speedup(self) -> float:
+        """Time of the dense run over that of the sparse one."""
+        return self.dense_s / self.sparse_s
+
+
+def model_dense_stack(policy: SparsityPolicy | None = None) -> tuple[ModelledRun, ...]:
+    """Models runs on `DENSE_STACK` with sparse calls by this library's TPU kernel.
+
+    The sparse calls' times are static estimates and the overhead is counted by hand; communication
+    is assumed to take the same time in both runs.
+
+    Args:
+        policy: which steps and layers are sparse; the preset "aggressive" by default.
+    """
+    chosen = SparsityPolicy.preset("aggressive") if policy is None else policy
+    sparse_calls = sparse_call_share(chosen, PUBLISHED_STEPS, MODELS["14B"].num_layers)
+    runs = []
+    for resolution in PUBLISHED_RUNS:
+        tokens = RESOLUTIONS[resolution].num_tokens
+        attention_s, rest_s = DENSE_STACK.seconds_at(tokens)
+        dense_s = attention_s + rest_s
+        share = attention_s / dense_s
+        for mode, sparse_ms in _ESTIMATED_MS.items():
+            call = AttentionCall(
+                DENSE_STACK.num_tokens, DENSE_STACK.call_ms, sparse_ms, _ESTIMATED_OVERHEAD_MS
+            )
+            run = WholeRun(sparse_calls, share, call.speedup_at(tokens))
+            runs.append(ModelledRun(resolution, mode, dense_s, dense_s / run.speedup, share))
+    return tuple(runs)

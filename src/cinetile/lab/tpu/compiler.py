@@ -39,6 +39,8 @@ from cinetile.lab.tpu.targets import TARGETS, Target
 from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.parallel import collectives
 
+# Of head size 128 and the default scale; its value does not matter to the instructions.
+_SCORE_FACTOR = 0.51
 _VMEM_OVERFLOW = re.compile(r"E1001|vmem.*(exceed|limit|exhaust)|(exceed|exhaust).*vmem", re.I)
 
 
@@ -145,16 +147,15 @@ def _kernel_call(job: KernelJob) -> tuple[Any, Any]:
     rows, padded = job.plan.geometry.num_q_tiles, job.plan.geometry.num_kv_tiles * config.block_kv
     tables = step_tables([job.plan], config, heads)
     token_major = jax.ShapeDtypeStruct((heads, tokens, job.head_dim), dtype)
-    per_row = jax.ShapeDtypeStruct((heads, 1, tokens), jnp.float32)
     value_t = jax.ShapeDtypeStruct((heads, job.head_dim + SUBLANES, padded), dtype)
-    inputs = call.KernelInputs(token_major, token_major, value_t, per_row)  # pyright: ignore[reportArgumentType]
+    inputs = call.KernelInputs(token_major, token_major, value_t)  # pyright: ignore[reportArgumentType]
     outputs = jax.eval_shape(
         functools.partial(call.empty_outputs, tokens=rows * config.block_q), token_major
     )
 
     def function(inputs: Any, outputs: Any, active: Any) -> Any:
         order = order_heads(jnp.zeros(heads, jnp.int32), active)
-        return call.run_range(inputs, order, tables, config, outputs)
+        return call.run_range(inputs, order, tables, config, outputs, factor=_SCORE_FACTOR)
 
     return function, (inputs, outputs, jax.ShapeDtypeStruct((heads,), jnp.bool_))
 

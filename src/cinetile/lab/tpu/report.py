@@ -40,6 +40,7 @@ _EDGE_NAMES = {
     "upper": "one_edge",
     "window": "two_edges",
     "general": "general",
+    "padded": "padded",
 }
 
 
