@@ -52,11 +52,13 @@ def exchange_heads(
     def pad_pairs(array: Shaped[Array, "pairs ..."]) -> Shaped[Array, "padded ..."]:
         return jnp.pad(array, [(0, share * devices - pairs)] + [(0, 0)] * (array.ndim - 1))
 
+    @jax.named_scope("cinetile_exchange")
     def to_pairs(array: Float[Array, "rows shard heads d"]) -> Float[Array, "share tokens 1 d"]:
         by_pair = pad_pairs(array.swapaxes(1, 2).reshape(pairs, shard, head_dim))
         whole = jax.lax.all_to_all(by_pair, layout.tokens, 0, 1, tiled=True)
         return whole[:, :num_tokens, None]
 
+    @jax.named_scope("cinetile_exchange")
     def to_tokens(array: Float[Array, "share tokens 1 d"]) -> Float[Array, "rows shard heads d"]:
         padded = jnp.pad(array[:, :, 0], ((0, 0), (0, shard * devices - num_tokens), (0, 0)))
         by_pair = jax.lax.all_to_all(padded, layout.tokens, 1, 0, tiled=True)[:pairs]

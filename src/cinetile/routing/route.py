@@ -110,6 +110,7 @@ def sample_rows(
 
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
+@jax.named_scope("cinetile_routing")
 def _route(
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch tokens heads head_dim"],

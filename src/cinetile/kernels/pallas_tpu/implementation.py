@@ -17,7 +17,7 @@ from cinetile.kernels.pallas_tpu.config import LANES, VMEM_LIMIT_BYTES, KernelCo
 from cinetile.kernels.pallas_tpu.guard import is_safe, score_bounds
 from cinetile.kernels.pallas_tpu.placement import move_heads
 from cinetile.kernels.pallas_tpu.routing import order_heads
-from cinetile.kernels.pallas_tpu.tables import MAX_TILES, step_tables
+from cinetile.kernels.pallas_tpu.tables import MAX_TILES, StepTables, step_tables
 from cinetile.kernels.portable_gradients import attend_with_portable_gradients
 from cinetile.placement import place, restore
 from cinetile.plans import TilePlan
@@ -138,10 +138,11 @@ def _attend(
         exists = text_exists(grid, valid_text)[:, :, None, None]
         scaled, key = (jnp.where(exists, array, 0).astype(array.dtype) for array in (scaled, key))
     padding = _padding_of_heads(plans, routes, valid_text)
-    placed_query, placed_key, placed_value = (
-        move_heads(place, _heads_first(array), flat_routes, orders, grid)
-        for array, orders in ((scaled, query_orders), (key, key_orders), (value, key_orders))
-    )
+    with jax.named_scope("cinetile_placement"):
+        placed_query, placed_key, placed_value = (
+            move_heads(place, _heads_first(array), flat_routes, orders, grid)
+            for array, orders in ((scaled, query_orders), (key, key_orders), (value, key_orders))
+        )
     parts = [
         _attend_part(
             placed_query,
@@ -158,12 +159,13 @@ def _attend(
     ]
     outputs = parts[0] if len(parts) == 1 else _merge(*parts)
     output, lse = outputs.output[:, :tokens, :head_dim], outputs.lse[:, 0, :tokens]
-    output = move_heads(restore, output, flat_routes, query_orders, grid)
-    lse = move_heads(restore, lse, flat_routes, query_orders, grid)
-    return (
-        output.reshape(batch, heads, tokens, head_dim).swapaxes(1, 2),
-        lse.reshape(batch, heads, tokens).swapaxes(1, 2),
-    )
+    with jax.named_scope("cinetile_placement"):
+        output = move_heads(restore, output, flat_routes, query_orders, grid)
+        lse = move_heads(restore, lse, flat_routes, query_orders, grid)
+        return (
+            output.reshape(batch, heads, tokens, head_dim).swapaxes(1, 2),
+            lse.reshape(batch, heads, tokens).swapaxes(1, 2),
+        )
 
 
 def _attend_part(
@@ -178,11 +180,13 @@ def _attend_part(
     interpret: Any,
 ) -> call.Outputs:
     """Runs the tiles of one part: each tile geometry and each softmax has a kernel of its own."""
-    safe = is_safe(score_bounds(query, key, factor), value)
+    with jax.named_scope("cinetile_guard"):
+        safe = is_safe(score_bounds(query, key, factor), value)
     padded = max(plan.geometry.num_q_tiles * plan.block_q for plan in plans)
     outputs = call.empty_outputs(query, padded)
     for block_q, block_kv, chosen, local_routes in _geometries(plans, routes):
-        inputs = call.KernelInputs(query, key, call.transpose_value(value, block_kv))
+        with jax.named_scope("cinetile_transposition"):
+            inputs = call.KernelInputs(query, key, call.transpose_value(value, block_kv))
         for softmax in SOFTMAXES:
             config = KernelConfig.for_blocks(
                 block_q, block_kv, softmax, part, padding=padding is not None
@@ -190,10 +194,17 @@ def _attend_part(
             tables = step_tables([plans[index] for index in chosen], config, routes.size)
             active = _routed_to(routes, chosen) & (safe if softmax == "fixed" else ~safe)
             order = order_heads(local_routes, active, padding)
-            outputs = call.run(
-                inputs, order, tables, config, outputs, factor=factor, interpret=interpret
-            )
+            with jax.named_scope(_kernel_scope(config, tables)):
+                outputs = call.run(
+                    inputs, order, tables, config, outputs, factor=factor, interpret=interpret
+                )
     return outputs
+
+
+def _kernel_scope(config: KernelConfig, tables: StepTables) -> str:
+    """Name of a kernel in profiles, with the grid steps that a head takes in each plan."""
+    tiles = "_".join(map(str, tables.lengths.sum(axis=0)))
+    return f"cinetile_kernel_{config.softmax}_{config.part}_tiles_{tiles}"
 
 
 def _padding_of_heads(
@@ -228,6 +239,7 @@ def _routed_to(routes: Int[Array, " heads"], plans: list[int]) -> Bool[Array, " 
     return jnp.isin(routes, jnp.asarray(plans, jnp.int32))
 
 
+@jax.named_scope("cinetile_merge")
 def _merge(first: call.Outputs, second: call.Outputs) -> call.Outputs:
     """Attention over the union of two disjoint sets of keys, from attention over each."""
     lse = jnp.logaddexp(first.lse, second.lse)
