@@ -21,7 +21,7 @@ import numpy as np
 import cinetile as ct
 from cinetile.lab.bench import describe_machine
 from cinetile.lab.canvas import Canvas, require_matplotlib
-from cinetile.layer.plans import policy_plans
+from cinetile.layer.layer_plan import plan_layer
 from cinetile.models.wan import WanPipeline, small_checkpoint
 from training.tiny_wan import caption_check, scenes
 
@@ -138,7 +138,7 @@ def measure(videos: Videos, variants: list[str]) -> tuple[list[Row], float]:
             grid, steps = videos.plan.size.grid, videos.steps
             layers = videos.pipe.transformer.config.num_layers
             work = ct.expected_work(policy, grid, num_steps=steps, num_layers=layers)
-            plans = policy_plans(policy, grid, num_steps=steps, num_layers=layers).plans[1:]
+            plans = plan_layer(policy, grid, num_steps=steps, num_layers=layers).plans[1:]
             changed = sparse.reshape(frames.shape)
             psnr = ct.metrics.psnr(changed, frames)
             rows.append(

@@ -143,7 +143,7 @@ class TestWorkload:
 
     def test_blocks_are_filled_in_where_left_open(self):
         chosen = workload(block_q=None).with_blocks("xla")
-        assert chosen.block_q == ct.default_blocks(60, "float32", "xla")[0]
+        assert chosen.block_q == ct.default_blocks(60, "float32", "xla", sparse=True)[0]
         assert chosen.block_kv == 8
 
     def test_plan_without_blocks(self):

@@ -67,7 +67,7 @@ class TestComparison:
         assert compared.speedup.reason == "measured in 1 round, at least 3 are needed"
 
     def test_routes_are_those_of_the_prompt(self, compared: VideoComparison) -> None:
-        calls = [entry.choice.pattern for entry in compared.routes.entries]
+        calls = [entry["pattern"] for entry in compared.routes.entries]
         assert len(calls) == 3 * 2 * 2  # steps, layers, heads
         assert calls.count("dense") == 4
 

@@ -10,7 +10,7 @@ from kernel_suite import expected_of, text_exists
 from test_routing import known_heads
 
 import cinetile as ct
-from cinetile.layer import sparse_attention as module
+from cinetile.layer import layer_plan
 
 GRID = ct.TokenGrid(6, 4, 5)
 WITH_TEXT = ct.TokenGrid(6, 4, 5, text_tokens=7)
@@ -177,7 +177,7 @@ class TestCalls:
         def fail(*_: Any, **__: Any) -> None:
             raise AssertionError("a dense call must not profile")
 
-        monkeypatch.setattr(module, "route_heads", fail)
+        monkeypatch.setattr(layer_plan, "route_checked", fail)
         output = layer_of()(*self.ARRAYS, step=0, layer=2, rng=KEY)
         check(layer_of(), self.ARRAYS, output, DENSE)
 
@@ -216,7 +216,7 @@ class TestCalls:
 
 
 class TestRecord:
-    def record(self, step: int) -> ct.RoutingRecord:
+    def record(self, step: int) -> ct.LayerRecord:
         arrays = known_heads(GRID, PATTERNS)
         return layer_of()(*arrays, step=step, layer=2, rng=KEY, return_record=True)[1]
 

@@ -18,7 +18,12 @@ from cinetile.lab.bench import Workload
 
 GRID = ct.TokenGrid(6, 4, 5)
 KEY = jax.random.key(3)
-TILES = {"block_q": 20, "block_kv": 10, "width_multiple": 4, "dense_steps": ((0, 1),)}
+TILES: dict[str, Any] = {
+    "block_q": 20,
+    "block_kv": 10,
+    "width_multiple": 4,
+    "dense_steps": ((0, 1),),
+}
 
 
 def near_and_first(

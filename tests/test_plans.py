@@ -30,7 +30,6 @@ WAN_1080P = ct.TokenGrid(21, 67, 120)
 WAN_1440P = ct.TokenGrid(21, 90, 160)
 BUILDERS = {"spatial": ct.spatial_mask, "temporal": ct.temporal_mask}
 ROUNDINGS: list[Any] = ["balanced", "row", "nearest", "keep"]
-EDGES = TileKind.LOW | TileKind.HIGH | TileKind.SINK
 
 Tiling = tuple[strategies.Example, int, int]
 every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -76,47 +75,38 @@ def kinds(plan: ct.TilePlan) -> dict[tuple[int, int], TileKind]:
     return dict(zip(tiles, map(TileKind, plan.tile_kind.tolist()), strict=True))
 
 
-def kept_by_comparisons(plan: ct.TilePlan, tile: Tile, kind: TileKind) -> np.ndarray:
-    """What a kernel keeps of a tile that makes exactly the comparisons of `kind`.
-
-    Without SINK the prefix counts for nothing, without LOW or HIGH the band has no such end.
-    """
+def kept_by_comparisons(plan: ct.TilePlan, tile: Tile) -> np.ndarray:
+    """What a kernel keeps of a masked tile."""
     prefix, low, high = (edge[:, None] for edge in plan.row_edges(tile.rows))
-    everything = np.ones((tile.rows.size, tile.keys.size), bool)
-    in_prefix = tile.keys < prefix if TileKind.SINK in kind else ~everything
-    above = tile.keys >= low if TileKind.LOW in kind else everything
-    below = tile.keys < high if TileKind.HIGH in kind else everything
-    return in_prefix | (above & below)
+    return (tile.keys < prefix) | ((tile.keys >= low) & (tile.keys < high))
+
+
+def kind_of(masked: bool) -> TileKind:
+    return TileKind.MASKED if masked else TileKind.FULL
 
 
 class TestClassification:
     @given(strategies.tilings())
     def test_split(self, tiling: Tiling) -> None:
         found = kinds(ct.plan_tiles(*unpacked(tiling), mode="split"))
-        wanted = {
-            place: (not tile.full, tile.past_the_end)
+        assert found == {
+            place: kind_of(not tile.full or tile.past_the_end)
             for place, tile in brute_tiles(tiling).items()
             if not tile.empty
         }
-        assert {
-            place: (bool(kind & EDGES), TileKind.TAIL in kind) for place, kind in found.items()
-        } == wanted
 
     @given(strategies.tilings())
     def test_naive(self, tiling: Tiling) -> None:
         found = kinds(ct.plan_tiles(*unpacked(tiling), mode="naive"))
         assert found == {
-            place: EDGES | (TileKind.TAIL if tile.past_the_end else 0)
-            for place, tile in brute_tiles(tiling).items()
-            if not tile.empty
+            place: TileKind.MASKED for place, tile in brute_tiles(tiling).items() if not tile.empty
         }
 
     @given(strategies.tilings())
     def test_dense(self, tiling: Tiling) -> None:
         found = kinds(ct.plan_tiles(*unpacked(tiling), mode="dense"))
         assert found == {
-            place: TileKind.TAIL if tile.past_the_end else TileKind.FULL
-            for place, tile in brute_tiles(tiling).items()
+            place: kind_of(tile.past_the_end) for place, tile in brute_tiles(tiling).items()
         }
 
     @every_rounding
@@ -125,48 +115,20 @@ class TestClassification:
         found = kinds(ct.plan_tiles(*unpacked(tiling), mode="aligned", rounding=rounding))
         tiles = brute_tiles(tiling)
         for place, kind in found.items():
-            tail = TileKind.TAIL if tiles[place].past_the_end else TileKind.FULL
-            assert kind == tail, f"tile {place}"
+            assert kind == kind_of(tiles[place].past_the_end), f"tile {place}"
             assert not tiles[place].empty, f"tile {place}"
         assert found.keys() >= {place for place, tile in tiles.items() if tile.full}
 
     @given(strategies.tilings())
-    def test_kind_bits_suffice(self, tiling: Tiling) -> None:
-        plan = ct.plan_tiles(*unpacked(tiling), mode="split")
-        tiles = brute_tiles(tiling)
-        wrong = {
-            place: kind
-            for place, kind in kinds(plan).items()
-            if not np.array_equal(kept_by_comparisons(plan, tiles[place], kind), tiles[place].kept)
-        }
-        assert not wrong
-
-    @given(strategies.tilings())
-    def test_all_comparisons_are_always_right(self, tiling: Tiling) -> None:
+    def test_the_comparisons_are_right_in_every_tile(self, tiling: Tiling) -> None:
         plan = ct.plan_tiles(*unpacked(tiling), mode="split")
         tiles = brute_tiles(tiling)
         wrong = [
             place
             for place in kinds(plan)
-            if not np.array_equal(kept_by_comparisons(plan, tiles[place], EDGES), tiles[place].kept)
+            if not np.array_equal(kept_by_comparisons(plan, tiles[place]), tiles[place].kept)
         ]
         assert not wrong
-
-    @given(strategies.band_examples().filter(lambda e: not e.mask.grid.text_tokens), st.data())
-    def test_no_band_comparison_is_idle(
-        self, example: strategies.Example, data: st.DataObject
-    ) -> None:
-        """Dropping LOW or HIGH where it is set would keep pairs that the mask leaves out."""
-        size = st.integers(1, 24)
-        tiling = example, data.draw(size), data.draw(size)
-        plan = ct.plan_tiles(*unpacked(tiling), mode="split")
-        tiles = brute_tiles(tiling)
-        for (place, kind), bit in itertools.product(
-            kinds(plan).items(), (TileKind.LOW, TileKind.HIGH)
-        ):
-            if bit in kind:
-                kept = kept_by_comparisons(plan, tiles[place], kind & ~bit)
-                assert (kept & ~tiles[place].kept).any(), f"tile {place}: idle {bit!r} in {kind!r}"
 
     @given(strategies.tilings(), st.sampled_from(["dense", "naive", "split", "aligned"]))
     def test_tables(self, tiling: Tiling, mode: Any) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import cinetile as ct
-from cinetile.layer.plans import policy_plans, visited_share
+from cinetile.layer.layer_plan import plan_layer
+from cinetile.layer.plans import visited_share
 from cinetile.policy import PRESETS
 
 GRID = ct.TokenGrid(6, 4, 8)
@@ -97,7 +98,7 @@ class TestPresets:
         assert found[49] == [None] + [(0.3, 0.3)] * 39
         assert levels(policy, 50, 30)[49] == [(0.3, 0.3)] * 30
         assert (policy.num_samples, policy.first_tokens) == (64, 10_000)
-        planned = policy_plans(policy, HD, num_steps=50, num_layers=40)
+        planned = plan_layer(policy, HD, num_steps=50, num_layers=40)
         for plan, pattern in zip(planned.plans[1:], ("spatial", "temporal"), strict=True):
             assert plan.mask == ct.svg_mask(HD, pattern, 0.3)
             assert plan.mode == "split"
@@ -124,7 +125,7 @@ class TestPresets:
     @pytest.mark.parametrize("name", PRESETS)
     def test_they_fit_a_real_grid(self, name: str) -> None:
         policy = ct.SparsityPolicy.preset(name)
-        assert len(policy_plans(policy, HD, num_steps=40, num_layers=40).plans) >= 3
+        assert len(plan_layer(policy, HD, num_steps=40, num_layers=40).plans) >= 3
 
     def test_more_aggressive_ones_save_more(self) -> None:
         saved = [
@@ -285,7 +286,7 @@ class TestGuardRails:
     def test_a_density_that_tiles_and_rounding_lose(self) -> None:
         policy = ct.SparsityPolicy(0.35, block_q=96, block_kv=96, width_multiple=128)
         with pytest.warns(UserWarning, match="density 0.35 is lost on 6x4x8 = 192 tokens"):
-            policy_plans(policy, GRID, num_steps=4, num_layers=2)
+            plan_layer(policy, GRID, num_steps=4, num_layers=2)
 
     @pytest.mark.parametrize("sizes", [(9, 8, 8), (5, 15, 26), (21, 20, 20)])
     @pytest.mark.parametrize("density", [0.2, 0.35])
@@ -294,7 +295,7 @@ class TestGuardRails:
     ) -> None:
         """No warning either: the sink is what the plans visit beyond the band."""
         grid = ct.TokenGrid(*sizes)
-        planned = policy_plans(ct.SparsityPolicy(density), grid, num_steps=4, num_layers=2)
+        planned = plan_layer(ct.SparsityPolicy(density), grid, num_steps=4, num_layers=2)
         for plan in planned.plans[1:]:
             assert visited_share(plan) < density + 1.3 / grid.frames
 
@@ -317,7 +318,7 @@ class TestGuardRails:
             0.25, dense_steps=(), width_multiple=8, block_q=192, block_kv=192
         )
         with pytest.warns(UserWarning, match="tiles of 192 x 192 are too coarse for 6x4x8 = 192"):
-            policy_plans(policy, GRID, num_layers=2)
+            plan_layer(policy, GRID, num_layers=2)
 
 
 class TestPlans:
@@ -332,7 +333,7 @@ class TestPlans:
             ),
             dense_steps=((0, 1),),
         )
-        planned = policy_plans(policy, GRID, num_steps=4, num_layers=3, dtype="float32")
+        planned = plan_layer(policy, GRID, num_steps=4, num_layers=3, dtype="float32")
         assert [str(choice) for choice in planned.choices] == [
             "dense",
             "spatial 0.3",
@@ -353,7 +354,7 @@ class TestPlans:
 
     def test_plans_are_what_the_policy_says(self) -> None:
         policy = self.policy(dense_steps=(), sink_frames=2, rounding="row")
-        planned = policy_plans(policy, GRID, num_layers=2)
+        planned = plan_layer(policy, GRID, num_layers=2)
         assert planned.plans == (
             ct.plan_tiles(ct.dense_mask(GRID), 16, 8, "dense"),
             *(
@@ -365,7 +366,7 @@ class TestPlans:
         )
 
     def test_without_counts_the_last_row_stands_for_the_rest(self) -> None:
-        planned = policy_plans(self.policy(dense_steps=((2, 4),)), GRID)
+        planned = plan_layer(self.policy(dense_steps=((2, 4),)), GRID)
         assert planned.level_of.tolist() == [[0, 1], [0, 1], [0, 0], [0, 0], [0, 1]]
 
     @pytest.mark.parametrize(
@@ -381,13 +382,13 @@ class TestPlans:
         policy = dataclasses.replace(
             ct.SparsityPolicy.preset("svg"), dense_steps=(), block_q=64, block_kv=64
         )
-        planned = policy_plans(policy, grid, num_layers=2)
+        planned = plan_layer(policy, grid, num_layers=2)
         assert planned.plans[1].mask.name == name
         assert planned.probes[1][0].grid == grid
 
     def test_probes_follow_the_patterns(self) -> None:
         policy = self.policy(patterns=("temporal", "spatial"), probe="svg", dense_steps=())
-        planned = policy_plans(policy, GRID, num_layers=2)
+        planned = plan_layer(policy, GRID, num_layers=2)
         spatial, temporal = ct.svg_probe_masks(GRID)
         assert planned.probes[1] == (temporal, spatial)
 

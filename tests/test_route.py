@@ -27,7 +27,7 @@ POLICY = ct.SparsityPolicy(
 ROUTES = [["spatial", "temporal"], ["temporal", "temporal"]]
 
 
-def records() -> list[ct.RoutingRecord]:
+def records() -> list[ct.LayerRecord]:
     layer = ct.SparseAttention(GRID, POLICY, num_steps=3, num_layers=2)
     arrays = known_heads(GRID, ROUTES)
     return [
@@ -61,9 +61,9 @@ class TestTable:
         assert (table.steps, table.layers) == ((0, 1, 2), (0, 1))
         assert len(table.entries) == 6 * 4
         for (step, _), entries in table.calls().items():
-            patterns = [entry.choice.pattern for entry in entries]
+            patterns = [entry["pattern"] for entry in entries]
             assert patterns == (["dense"] * 4 if step == 0 else PATTERNS)
-            assert all((entry.errors is None) == (step == 0) for entry in entries)
+            assert all((entry["errors"] is None) == (step == 0) for entry in entries)
 
     def test_stacked_records(self) -> None:
         stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *records()[2:4])
@@ -75,9 +75,9 @@ class TestTable:
         found = ct.route_heads(*known_heads(GRID, ROUTES), masks, rng=KEY)
         choices = ct.PlanChoice("spatial", 0.3), ct.PlanChoice("temporal", 0.3)
         table = ct.RouteTable.from_routes(found, choices, step=4, layer=7)
-        assert [entry.choice.pattern for entry in table.entries] == PATTERNS
-        assert {(entry.step, entry.layer) for entry in table.entries} == {(4, 7)}
-        errors = [list(entry.errors or ()) for entry in table.entries]
+        assert [entry["pattern"] for entry in table.entries] == PATTERNS
+        assert {(entry["step"], entry["layer"]) for entry in table.entries} == {(4, 7)}
+        errors = [list(entry["errors"].values()) for entry in table.entries]
         np.testing.assert_allclose(errors, np.asarray(found.errors).reshape(4, 2))
 
     def test_joined_is_in_order(self) -> None:
@@ -105,8 +105,7 @@ class TestTable:
         assert len(lines) == 24
         assert lines[0]["pattern"] == "dense"
         assert lines[0]["error_spatial"] == ""
-        errors = table.entries[-1].errors
-        assert errors is not None
+        errors = list(table.entries[-1]["errors"].values())
         assert float(lines[-1]["error_temporal"]) == errors[1]
 
     def test_bad_collections(self) -> None:

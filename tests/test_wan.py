@@ -549,7 +549,7 @@ class TestPolicy:
         assert len(sparse.records) == 3
         for step, pair in enumerate(sparse.records):
             for record in pair:
-                assert isinstance(record, ct.RoutingRecord)
+                assert isinstance(record, ct.LayerRecord)
                 assert np.asarray(record.routes).shape == (2, 1, 2)
                 assert np.asarray(record.step).tolist() == [step] * 2
                 assert np.asarray(record.layer).tolist() == [0, 1]
@@ -568,7 +568,7 @@ class TestPolicy:
         assert first.implementation == ("reference", "xla")
         dense, _ = pipe.attentions(size, 2, None, ["xla"])
         assert isinstance(dense, DenseAttention)
-        assert dense.implementation == ("xla",)
+        assert dense.planned.implementation.name == "xla"
 
     @pytest.mark.filterwarnings("ignore:density .* is lost:UserWarning")
     def test_each_expert_has_its_own(self, tmp_path: Path):

@@ -8,8 +8,8 @@ from cinetile.kernels import ImplementationStatus, default_blocks, implementatio
 from cinetile.lab import metrics
 from cinetile.layer.expected_work import ExpectedWork, expected_work
 from cinetile.layer.plans import PlanChoice
-from cinetile.layer.record import RoutingRecord
-from cinetile.layer.route_table import RouteEntry, RouteTable
+from cinetile.layer.record import LayerRecord
+from cinetile.layer.route_table import RouteTable
 from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.masks import (
     Mask,
@@ -33,13 +33,12 @@ __all__ = [
     "ExpectedWork",
     "HeadRoutes",
     "ImplementationStatus",
+    "LayerRecord",
     "Mask",
     "Pattern",
     "PlanChoice",
     "PlanStats",
-    "RouteEntry",
     "RouteTable",
-    "RoutingRecord",
     "SparseAttention",
     "SparsityPolicy",
     "TileKind",

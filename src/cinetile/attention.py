@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from cinetile.kernels.arguments import AnyArray, check_arrays, check_prompt_length, check_scale
-from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.base import AttentionRequest, Implementation, ImplementationChoice
 from cinetile.kernels.padding import text_exists
 from cinetile.kernels.registry import select_implementation
 from cinetile.plans import TilePlan
@@ -26,7 +26,7 @@ def attention(
     *,
     routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
-    implementation: str | Sequence[str] | None = ...,
+    implementation: ImplementationChoice = ...,
     prompt_length: int | Int[AnyArray, "*batch"] | None = ...,
     return_lse: Literal[False] = ...,
 ) -> Float[Array, "batch tokens heads head_dim"]: ...
@@ -39,7 +39,7 @@ def attention(
     *,
     routes: Int[AnyArray, "batch heads"] | None = ...,
     scale: float | None = ...,
-    implementation: str | Sequence[str] | None = ...,
+    implementation: ImplementationChoice = ...,
     prompt_length: int | Int[AnyArray, "*batch"] | None = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]: ...
@@ -51,7 +51,7 @@ def attention(
     *,
     routes: Int[AnyArray, "batch heads"] | None = None,
     scale: float | None = None,
-    implementation: str | Sequence[str] | None = None,
+    implementation: ImplementationChoice = None,
     prompt_length: int | Int[AnyArray, "*batch"] | None = None,
     return_lse: bool = False,
 ) -> (
@@ -72,8 +72,8 @@ def attention(
         routes: index into the plans for each head of each batch row. May be traced; then an
             index out of range counts as the nearest one in range.
         scale: factor on the logits, from 1e-30 to 1e30; `1 / sqrt(head_dim)` by default.
-        implementation: None for the best that can run here, a name, or a sequence of names of
-            which the first that can run is taken. See `implementations`.
+        implementation: None for the best that can run here, a name, an `Implementation`, or a
+            sequence of these of which the first that can run is taken. See `implementations`.
         prompt_length: text tokens that are no padding, one number or one for each batch row;
             all of them by default. Padding is never attended, and what its own rows give is
             finite but means nothing. May be traced; then it is clipped to what the grid has.
@@ -99,12 +99,12 @@ def attention(
     )
     chosen = select_implementation(implementation, request)
     query, key, value = (jnp.asarray(array) for array in (query, key, value))
-    output, lse = _attend(chosen, query, key, value, routes, valid_text, plans, scale)
+    output, lse = attend_checked(chosen, query, key, value, routes, valid_text, plans, scale)
     return (output, lse) if return_lse else output
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6, 7))
-def _attend(
+def attend_checked(
     chosen: Implementation,
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch tokens heads head_dim"],
@@ -114,6 +114,21 @@ def _attend(
     plans: tuple[TilePlan, ...],
     scale: float,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
+    """Attends with arguments that the public edge has checked; see `Implementation.attend`.
+
+    Args:
+        chosen: an implementation that takes this call.
+        query: queries in frame-major order.
+        key: keys in frame-major order.
+        value: values in frame-major order.
+        routes: index into `plans` per batch row and head; None with a single plan.
+        valid_text: prompt length per batch row; None without padding.
+        plans: plans on one grid.
+        scale: factor on the logits.
+
+    Returns:
+        The output and the log-sum-exp of each row.
+    """
     if valid_text is not None:
         # Padding has no weight, but that alone would not silence a NaN.
         exists = text_exists(plans[0].grid, valid_text)

@@ -243,7 +243,7 @@ def to_document(result: "VideoComparison") -> dict[str, Any]:
         document[f"{name}_mean"] = float(values.mean())
         document[f"{name}_{'max' if worst is np.max else 'min'}"] = float(worst(values))
         document[name] = values.tolist()
-    calls = [entry.choice.pattern for entry in result.routes.entries]
+    calls = [entry["pattern"] for entry in result.routes.entries]
     document["routes"] = {name: calls.count(name) for name in ("dense", *result.routes.patterns)}
     return document
 

@@ -33,7 +33,8 @@ from cinetile.lab.bench import DTYPES
 from cinetile.lab.bench.sources import SAMPLE_CLIP
 from cinetile.lab.canvas import require_matplotlib
 from cinetile.lab.inputs import Inputs, SavedCall, clip_inputs, find_calls, load_qkv, sample_clip
-from cinetile.layer.route_table import RouteEntry, RouteTable
+from cinetile.layer.plans import PlanChoice
+from cinetile.layer.route_table import RouteTable
 from cinetile.layer.sparse_attention import SparseAttention
 from cinetile.patterns import PATTERN_NAMES
 from cinetile.policy import EXPERTS, PRESETS, SparsityPolicy
@@ -258,10 +259,10 @@ def _print(
 def _print_heads(console: Console, table: RouteTable) -> None:
     listing = numbers("step", "layer", "row", "head", "goes to", *_error_columns(table))
     for entry in table.entries:
-        errors = [f"{error:.2e}" for error in entry.errors or ()]
+        errors = [f"{error:.2e}" for error in (entry["errors"] or {}).values()]
         listing.add_row(
-            str(entry.step),
-            *map(str, (entry.layer, entry.batch, entry.head, entry.choice)),
+            *(str(entry[name]) for name in ("step", "layer", "batch", "head")),
+            str(PlanChoice(entry["pattern"], entry["density"])),
             *(errors or ["-"] * len(table.patterns)),
         )
     console.print(listing)
@@ -276,11 +277,11 @@ def _print_calls(console: Console, table: RouteTable) -> None:
     console.print(listing)
 
 
-def _counts(names: list[str], entries: list[RouteEntry]) -> list[str]:
-    return [str(sum(entry.choice.pattern == name for entry in entries)) for name in names]
+def _counts(names: list[str], entries: list[dict[str, Any]]) -> list[str]:
+    return [str(sum(entry["pattern"] == name for entry in entries)) for name in names]
 
 
-def _medians(table: RouteTable, entries: list[RouteEntry]) -> list[str]:
+def _medians(table: RouteTable, entries: list[dict[str, Any]]) -> list[str]:
     medians = table.median_errors(entries)
     return ["-" if math.isnan(median) else f"{median:.2e}" for median in medians]
 

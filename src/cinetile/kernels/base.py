@@ -1,6 +1,7 @@
 """What every attention implementation is and does."""
 
 import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -101,3 +102,7 @@ class Implementation(abc.ABC):
             The output in the dtype of `query` and the natural log-sum-exp of each row's scaled
             and kept logits in float32; zeros and minus infinity where a row has no key left.
         """
+
+
+ImplementationChoice = str | Implementation | Sequence[str | Implementation] | None
+"""None for the best that can run, a name, an `Implementation`, or a sequence of these."""

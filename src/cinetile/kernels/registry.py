@@ -1,9 +1,9 @@
 """The implementations that callers can choose from, and the choice itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cinetile.kernels.base import AttentionRequest, Implementation
+from cinetile.kernels.base import AttentionRequest, Implementation, ImplementationChoice
 from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels
 from cinetile.kernels.reference import ReferenceImplementation
@@ -72,72 +72,115 @@ def implementations() -> tuple[ImplementationStatus, ...]:
 def default_blocks(
     num_tokens: int,
     dtype: str,
-    implementation: str | Sequence[str] | None = None,
+    implementation: ImplementationChoice = None,
     *,
     sparse: bool = False,
 ) -> tuple[int, int]:
-    """The `block_q` and `block_kv` that suit an implementation where the caller has no wish.
+    """Returns the `block_q` and `block_kv` that suit an implementation by default.
 
     Args:
         num_tokens: tokens of the sequence.
         dtype: "float32", "bfloat16" or "float16".
-        implementation: a name, or a sequence of names of which the first that can run counts;
-            by default the one that `attention` would choose here.
+        implementation: as for `attention`; the first that can run on this machine counts.
         sparse: whether the tiles have to follow a sparse mask: on a short sequence they are then
-            at most a 16th of it, if the implementation has such small ones.
+            at most a 16th of it, if the implementation has tiles that small.
 
     Raises:
         ValueError: the name is unknown.
         NotImplementedError: the implementation cannot run on this machine.
     """
     chosen = select_implementation(implementation, None)
-    block_q, block_kv = chosen.default_blocks(num_tokens, dtype)
+    return blocks_of(chosen, num_tokens, dtype, sparse=sparse)
+
+
+def blocks_of(
+    implementation: Implementation, num_tokens: int, dtype: str, *, sparse: bool
+) -> tuple[int, int]:
+    """Returns the `block_q` and `block_kv` of an implementation; see `default_blocks`."""
+    block_q, block_kv = implementation.default_blocks(num_tokens, dtype)
     if sparse and num_tokens < _SHORT_SEQUENCE:
         largest = 1 << max(0, (num_tokens // _TILES_A_SIDE).bit_length() - 1)
-        finest_q, finest_kv = chosen.finest_blocks
+        finest_q, finest_kv = implementation.finest_blocks
         block_q = min(block_q, max(finest_q, largest))
         block_kv = min(block_kv, max(finest_kv, largest))
     return block_q, block_kv
 
 
 def select_implementation(
-    choice: str | Sequence[str] | None, request: AttentionRequest | None
+    choice: ImplementationChoice, request: AttentionRequest | None
 ) -> Implementation:
     """Picks the implementation that runs a call.
 
     Args:
-        choice: None for the first automatic one that can run, a name for exactly that one, or
-            a sequence of names for the first of them that can run.
+        choice: None for the first automatic one that can run; a name or an `Implementation` for
+            exactly that one; a sequence of these for the first of them that can run.
         request: what is to be run; None to ask only what can run on this machine.
 
     Raises:
-        TypeError: `choice` is neither a name nor a sequence.
+        TypeError: `choice` is of another type.
         ValueError: a name is unknown or the sequence is empty.
-        NotImplementedError: none of the named ones can run; says why for each.
+        NotImplementedError: none of the named ones can run; the message says why for each.
     """
-    known = {implementation.name: implementation for implementation in _IMPLEMENTATIONS}
-    if choice is None:
-        candidates = [one for one in _IMPLEMENTATIONS if one.automatic]
-    elif not isinstance(choice, Sequence):
-        raise TypeError(
-            f"implementation must be None, a name or a sequence of names, got {choice!r}"
-        )
-    else:
-        names = [choice] if isinstance(choice, str) else list(choice)
-        unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise ValueError(
-                f"implementation must be None, one of {', '.join(map(repr, known))} or a "
-                f"sequence of these, got {choice!r}"
-            )
-        candidates = [known[name] for name in names]
 
+    def reason(candidate: Implementation) -> str | None:
+        return None if request is None else candidate.unsupported(request)
+
+    return first_able(candidates(choice), reason)
+
+
+def first_able(
+    candidates: Sequence[Implementation], reason: Callable[[Implementation], str | None]
+) -> Implementation:
+    """Returns the first implementation that can run here and for which there is no reason not to.
+
+    Args:
+        candidates: implementations in order of preference.
+        reason: returns why an implementation cannot take a call; None if it can. It is asked only
+            of those that can run on this machine.
+
+    Raises:
+        NotImplementedError: there is none; the message says why for each.
+    """
     reasons = []
     for candidate in candidates:
-        reason = candidate.unavailable()
-        if reason is None and request is not None:
-            reason = candidate.unsupported(request)
-        if reason is None:
+        why_not = candidate.unavailable()
+        if why_not is None:
+            why_not = reason(candidate)
+        if why_not is None:
             return candidate
-        reasons.append(f"{candidate.name}: {reason}")
+        reasons.append(f"{candidate.name}: {why_not}")
     raise NotImplementedError("no implementation can run this call: " + "; ".join(reasons))
+
+
+def candidates(choice: ImplementationChoice) -> tuple[Implementation, ...]:
+    """Returns the implementations that a choice allows, in order of preference.
+
+    Raises:
+        TypeError: `choice` is of a type that `select_implementation` does not take.
+        ValueError: a name is unknown or the sequence is empty.
+    """
+    if choice is None:
+        return tuple(known for known in _IMPLEMENTATIONS if known.automatic)
+    if isinstance(choice, str | Implementation):
+        choice = (choice,)
+    elif not isinstance(choice, Sequence):
+        raise TypeError(
+            f"implementation must be None, a name, an Implementation or a sequence of these, "
+            f"got {choice!r}"
+        )
+    by_name = {known.name: known for known in _IMPLEMENTATIONS}
+    found = [entry if isinstance(entry, Implementation) else by_name.get(entry) for entry in choice]
+    if not found or None in found:
+        shown = choice[0] if len(choice) == 1 else choice
+        raise ValueError(
+            f"implementation must be None, one of {', '.join(map(repr, by_name))} or a "
+            f"sequence of these, got {shown!r}"
+        )
+    return tuple(known for known in found if known is not None)
+
+
+def frozen_choice(choice: ImplementationChoice) -> ImplementationChoice:
+    """Returns the choice with a tuple in place of another sequence, so that it is hashable."""
+    if isinstance(choice, Sequence) and not isinstance(choice, str):
+        return tuple(choice)
+    return choice

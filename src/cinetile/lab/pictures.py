@@ -159,7 +159,7 @@ def _draw_routes(axes: "Axes", table: RouteTable) -> None:
     for (step, layer), entries in calls.items():
         column = table.steps.index(step) * heads
         for offset, entry in enumerate(entries):
-            drawn[table.layers.index(layer), column + offset] = names.index(entry.choice.pattern)
+            drawn[table.layers.index(layer), column + offset] = names.index(entry["pattern"])
     axes.imshow(
         drawn,
         cmap=ListedColormap(colours),

@@ -6,7 +6,8 @@ import numpy as np
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
-from cinetile.layer.plans import policy_plans, visited_share
+from cinetile.layer.layer_plan import plan_layer
+from cinetile.layer.plans import visited_share
 from cinetile.policy.policy import SparsityPolicy
 
 
@@ -67,7 +68,7 @@ def expected_work(
         ]
     visited: list[float] = []
     for expert, steps in experts:
-        planned = policy_plans(
+        planned = plan_layer(
             policy,
             grid,
             num_steps=num_steps,

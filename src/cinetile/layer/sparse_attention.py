@@ -1,51 +1,29 @@
 """`SparseAttention`: the attention layer that a model calls in place of its own."""
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from cinetile import _checks
-from cinetile.attention import attention
 from cinetile.grid import TokenGrid
 from cinetile.kernels.arguments import AnyArray, check_arrays, check_prompt_length, check_scale
-from cinetile.layer.plans import PolicyPlans, policy_plans
-from cinetile.layer.record import RoutingRecord
+from cinetile.kernels.base import ImplementationChoice
+from cinetile.kernels.registry import frozen_choice
+from cinetile.layer.layer_plan import CallShape, LayerPlan, plan_layer
+from cinetile.layer.record import LayerRecord
 from cinetile.parallel.head_exchange import exchange_heads
 from cinetile.parallel.layout import ArrayLayout, array_layout
 from cinetile.parallel.spread import over_mesh
 from cinetile.policy import SparsityPolicy
-from cinetile.routing import route_heads
 from cinetile.routing.route import AnyKey
 
 Index = int | Int[AnyArray, ""]
-
-
-class _Decision(NamedTuple):
-    """What the policy says of one call.
-
-    Attributes:
-        step: an int if it is known, else a traced scalar.
-        layer: likewise.
-        level: index into `levels`.
-        rng: key of this step and layer.
-        levels: the levels of the policy that can occur here.
-        plans: the plans that a head can be routed to at these.
-    """
-
-    step: Any
-    layer: Any
-    level: Int[Array, ""]
-    rng: AnyKey
-    levels: tuple[int, ...]
-    plans: tuple[int, ...]
 
 
 @jax.tree_util.register_static
@@ -87,22 +65,24 @@ class SparseAttention:
     policy: SparsityPolicy
     mesh: Mesh | None = field(default=None, kw_only=True)
     sharding: PartitionSpec | None = field(default=None, kw_only=True)
-    implementation: str | Sequence[str] | None = field(default=None, kw_only=True)
+    implementation: ImplementationChoice = field(default=None, kw_only=True)
     num_steps: int | None = field(default=None, kw_only=True)
     num_layers: int | None = field(default=None, kw_only=True)
     expert: str | None = field(default=None, kw_only=True)
     dtype: str = field(default="bfloat16", kw_only=True)
-    planned: PolicyPlans = field(init=False, compare=False, repr=False)
+    planned: LayerPlan = field(init=False, compare=False, repr=False)
     layout: ArrayLayout | None = field(init=False, compare=False, repr=False)
+    _plan_of: dict[CallShape, LayerPlan] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.mesh is None and self.sharding is not None:
             raise ValueError(f"sharding needs a mesh, got {self.sharding} and none")
         layout = None if self.mesh is None else array_layout(self.mesh, self.sharding)
         object.__setattr__(self, "layout", layout)
-        if self.implementation is not None and not isinstance(self.implementation, str):
-            object.__setattr__(self, "implementation", tuple(self.implementation))
-        planned = policy_plans(
+        object.__setattr__(self, "implementation", frozen_choice(self.implementation))
+        if not isinstance(self.policy, SparsityPolicy):
+            raise TypeError(f"policy must be a SparsityPolicy, got {type(self.policy).__name__}")
+        planned = plan_layer(
             self.policy,
             self.grid,
             num_steps=self.num_steps,
@@ -112,6 +92,7 @@ class SparseAttention:
             implementation=self.implementation,
         )
         object.__setattr__(self, "planned", planned)
+        object.__setattr__(self, "_plan_of", {})
 
     @overload
     def __call__(
@@ -140,7 +121,7 @@ class SparseAttention:
         scale: float | None = ...,
         prompt_length: int | Int[AnyArray, "*batch"] | None = ...,
         return_record: Literal[True],
-    ) -> tuple[Float[Array, "batch tokens heads head_dim"], RoutingRecord]: ...
+    ) -> tuple[Float[Array, "batch tokens heads head_dim"], LayerRecord]: ...
     def __call__(
         self,
         query: Float[AnyArray, "batch tokens heads head_dim"],
@@ -155,7 +136,7 @@ class SparseAttention:
         return_record: bool = False,
     ) -> (
         Float[Array, "batch tokens heads head_dim"]
-        | tuple[Float[Array, "batch tokens heads head_dim"], RoutingRecord]
+        | tuple[Float[Array, "batch tokens heads head_dim"], LayerRecord]
     ):
         """Attends as the policy says for this step and layer.
 
@@ -175,7 +156,7 @@ class SparseAttention:
 
         Returns:
             The output in frame-major order and the dtype of `query`; with `return_record` also
-            a `RoutingRecord`.
+            a `LayerRecord`.
 
         Raises:
             TypeError: an argument has the wrong type or dtype.
@@ -199,7 +180,7 @@ class SparseAttention:
         rng: AnyKey,
         scale: float | None = None,
         prompt_length: int | Int[AnyArray, "*batch"] | None = None,
-    ) -> RoutingRecord:
+    ) -> LayerRecord:
         """What a call would do, without doing it; arguments and errors as for a call."""
         call = (query, key, value, step, layer, rng, scale, prompt_length)
         return self._call(*call, attend=False)[1]
@@ -216,138 +197,54 @@ class SparseAttention:
         prompt_length: Any,
         *,
         attend: bool,
-    ) -> tuple[Any, RoutingRecord]:
-        """Routes, and attends if asked to."""
+    ) -> tuple[Any, LayerRecord]:
+        """Routes, and attends if asked to; the only place where arguments are checked."""
         check_arrays(query, key, value, self.grid)
-        scale = check_scale(scale, query.shape[-1])
-        decision = self._decide(step, layer, rng)
-        masks = [self.planned.plans[plan].mask for plan in decision.plans]
-        valid_text = check_prompt_length(prompt_length, len(query), masks)
-        static: tuple[Any, ...] = decision.levels, decision.plans, scale, attend
-        arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
-        shared = valid_text, decision.level, decision.rng
+        batch, _, heads, head_dim = query.shape
+        scale = check_scale(scale, head_dim)
+        masks = [plan.mask for plan in self.planned.plans]
+        prompt_lengths = check_prompt_length(prompt_length, batch, masks)
+        shape = CallShape(batch, heads, head_dim, str(query.dtype), prompt_lengths is not None)
+        planned = self._plan_for(shape)
+        decision = planned.decide(step, layer, rng)
+        static = decision.levels, decision.plans, scale, attend
+        arrays = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+        shared = prompt_lengths, decision.level, decision.rng
         if self.layout is None:
-            work = functools.partial(self._work, *static)
-            output, per_head = work(*arrays, *shared)
+            output, per_head = planned.run(*static, *arrays, *shared)
         else:
-            output, per_head = _work_over_mesh(self, static, arrays, *shared)
+            output, per_head = _run_over_mesh(planned, self.layout, static, arrays, *shared)
         routes, errors = per_head
-        record = RoutingRecord(
+        record = LayerRecord(
             routes,
             errors,
             jnp.asarray(np.array(decision.levels) == 0)[decision.level],
             jnp.asarray(decision.step, jnp.int32),
             jnp.asarray(decision.layer, jnp.int32),
-            self.planned.choices,
-            self.policy.pattern_names,
+            planned.choices,
+            planned.pattern_names,
+            planned.shares,
+            self.grid,
+            planned.implementation.name if attend else None,
         )
         return output, record
 
-    def _decide(self, step: Any, layer: Any, rng: Any) -> _Decision:
-        step = self._index("step", step, self.num_steps)
-        layer = self._index("layer", layer, self.num_layers)
-        level, levels = self._levels(step, layer)
-        rng = jax.random.fold_in(jax.random.fold_in(rng, step), layer)
-        # Plan 0, the dense one, is always there for heads whose errors are not finite.
-        plans = {0, *(plan for one in levels for plan in self.planned.levels[one])}
-        return _Decision(step, layer, level, rng, tuple(levels), tuple(sorted(plans)))
-
-    def _work(
-        self,
-        levels: tuple[int, ...],
-        plans: tuple[int, ...],
-        scale: float,
-        attend: bool,
-        query: Float[Array, "batch tokens heads head_dim"],
-        key: Float[Array, "batch tokens heads head_dim"],
-        value: Float[Array, "batch tokens heads head_dim"],
-        valid_text: Int[Array, " batch"] | None,
-        level: Int[Array, ""],
-        rng: AnyKey,
-    ) -> tuple[Any, tuple[Array, Array]]:
-        """The output, if asked for, and route and errors of each head; all that a device does."""
-        branches = [self._router(query, key, value, rng, one, scale, valid_text) for one in levels]
-        routes, errors = jax.lax.switch(level, branches)
-        if not attend:
-            return None, (routes, errors)
-        output = attention(
-            query,
-            key,
-            value,
-            tuple(self.planned.plans[plan] for plan in plans),
-            routes=jnp.searchsorted(jnp.asarray(plans), jnp.asarray(routes)),
-            scale=scale,
-            implementation=self.implementation,
-            prompt_length=valid_text,
-        )
-        return output, (routes, errors)
-
-    def _index(self, name: str, value: Any, count: int | None) -> Any:
-        """An int if it is known, else a traced scalar within range."""
-        is_array = isinstance(value, jax.Array | np.ndarray)
-        if is_array and (value.ndim or not jnp.issubdtype(value.dtype, jnp.integer)):
-            raise TypeError(f"{name} must be one integer, got {value.dtype}{list(value.shape)}")
-        if not isinstance(value, jax.core.Tracer):
-            value = value.item() if is_array else value
-            return _checks.integer(
-                name, value, minimum=0, maximum=None if count is None else count - 1
-            )
-        return jnp.clip(value, 0, None if count is None else count - 1)
-
-    def _levels(self, step: Any, layer: Any) -> tuple[Int[Array, ""], list[int]]:
-        """Index of the level among those that can occur here, and these."""
-        table = self.planned.level_of
-        known = [
-            slice(None) if isinstance(index, jax.core.Tracer) else [min(index, size - 1)]
-            for index, size in zip((step, layer), table.shape, strict=True)
-        ]
-        table = table[known[0]][:, known[1]]
-        levels, local = np.unique(table, return_inverse=True)
-        local = jnp.asarray(local.reshape(table.shape).astype(np.int32))
-        here = (jnp.minimum(step, local.shape[0] - 1), jnp.minimum(layer, local.shape[1] - 1))
-        return local[here], levels.tolist()
-
-    def _router(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        rng: Any,
-        level: int,
-        scale: float | None,
-        prompt_length: Any,
-    ) -> Callable[[], tuple[Array, Array]]:
-        """Gives the plan of each head, and the errors that tell, for one level of the policy."""
-        plans = self.planned.levels[level]
-        batch, _, heads, _ = query.shape
-        shape = batch, heads, len(self.policy.patterns)
-
-        def dense() -> tuple[Array, Array]:
-            return jnp.zeros(shape[:2], jnp.int32), jnp.full(shape, jnp.nan, jnp.float32)
-
-        def sparse() -> tuple[Array, Array]:
-            found = route_heads(
-                query,
-                key,
-                value,
-                self.planned.probes[level],
-                num_samples=self.policy.num_samples,
-                rng=rng,
-                first_tokens=self.policy.first_tokens,
-                scale=scale,
-                prompt_length=prompt_length,
-            )
-            chosen = jnp.asarray(plans, jnp.int32)[found.routes]
-            return jnp.where(found.are_known, chosen, 0), found.errors
-
-        return sparse if plans else dense
+    def _plan_for(self, shape: CallShape) -> LayerPlan:
+        """The layer plan whose implementation takes a call; kept, since planning takes time."""
+        if shape not in self._plan_of:
+            self._plan_of[shape] = self.planned.for_call(shape)
+        return self._plan_of[shape]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _work_over_mesh(
-    layer: SparseAttention, static: tuple[Any, ...], arrays: Any, valid_text: Any, *common: Any
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _run_over_mesh(
+    planned: LayerPlan,
+    layout: ArrayLayout,
+    static: tuple[Any, ...],
+    arrays: Any,
+    prompt_lengths: Any,
+    *common: Any,
 ) -> Any:
-    assert layer.layout is not None
-    work = functools.partial(layer._work, *static)
-    local = functools.partial(exchange_heads, work, layer.layout, layer.grid.num_tokens)
-    return over_mesh(local, layer.layout, arrays, valid_text, *common)
+    work = functools.partial(planned.run, *static)
+    local = functools.partial(exchange_heads, work, layout, planned.grid.num_tokens)
+    return over_mesh(local, layout, arrays, prompt_lengths, *common)

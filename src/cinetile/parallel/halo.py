@@ -1,7 +1,6 @@
 """Attention under one band mask with sharded tokens: keys come from neighbouring devices only."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,6 +12,8 @@ from jaxtyping import Array, Float
 from cinetile.attention import attention
 from cinetile.kernels import default_blocks
 from cinetile.kernels.arguments import AnyArray, check_arrays, check_scale
+from cinetile.kernels.base import ImplementationChoice
+from cinetile.kernels.registry import frozen_choice
 from cinetile.masks import Mask
 from cinetile.parallel.halo_geometry import HaloGeometry, halo_geometry
 from cinetile.parallel.layout import ArrayLayout, array_layout
@@ -30,7 +31,7 @@ def halo_attention(
     mesh: Mesh,
     sharding: PartitionSpec | None = None,
     scale: float | None = None,
-    implementation: str | Sequence[str] | None = None,
+    implementation: ImplementationChoice = None,
     block_q: int | None = None,
     block_kv: int | None = None,
     balanced: bool = True,
@@ -72,16 +73,14 @@ def halo_attention(
     check_arrays(query, key, value, mask.grid)
     scale = check_scale(scale, query.shape[-1])
     plans = halo_plans(geometry, str(query.dtype), implementation, block_q, block_kv)
-    if implementation is not None and not isinstance(implementation, str):
-        implementation = tuple(implementation)
     arrays: tuple[Any, ...] = tuple(jnp.asarray(array) for array in (query, key, value))
-    return _over_mesh(layout, geometry, plans, scale, implementation, arrays)
+    return _over_mesh(layout, geometry, plans, scale, frozen_choice(implementation), arrays)
 
 
 def halo_plans(
     geometry: HaloGeometry,
     dtype: str,
-    implementation: str | Sequence[str] | None = None,
+    implementation: ImplementationChoice = None,
     block_q: int | None = None,
     block_kv: int | None = None,
 ) -> tuple[TilePlan, ...]:

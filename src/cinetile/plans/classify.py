@@ -9,21 +9,15 @@ from jaxtyping import Int, UInt8
 from cinetile.masks import Mask, RowSegment
 
 
-class TileKind(enum.IntFlag):
-    """What a kernel has to compare in a visited tile; FULL tiles need no mask at all.
+class TileKind(enum.IntEnum):
+    """Whether a visited tile needs a mask.
 
-    A set bit says that the comparison excludes some pair of the tile, so leaving it out would
-    be wrong; a kernel that makes all of them in every masked tile is always right.
+    A kernel finds out from the plan's row edges what to compare in a masked tile; comparing with
+    every edge and with the end of the keys is always right.
     """
 
-    FULL = 0
-    LOW = 1  # the band's lower edge crosses the tile
-    HIGH = 2  # the band's upper edge crosses the tile
-    SINK = 4  # the end of the sink prefix crosses the tile
-    TAIL = 8  # the tile reaches past the last key
-
-
-ALL_EDGES = np.uint8(TileKind.LOW | TileKind.HIGH | TileKind.SINK)
+    FULL = 0  # every pair is kept
+    MASKED = 1  # some pairs are not kept, or the tile reaches past the last key
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class Tiles:
         kv: key tile of each.
         kept: pairs that the mask keeps in each.
         area: pairs of real queries and keys in each.
-        kind: `TileKind` bits of each.
+        kind: `TileKind` of each.
     """
 
     q: Int[np.ndarray, " tiles"]
@@ -115,9 +109,7 @@ def visited_tiles(mask: Mask, geometry: TileGeometry) -> Tiles:
     key_start, key_stop = geometry.key_range(kv[unsure])
     kept[unsure] = mask.count_kept(query_start, query_stop, key_start, key_stop)
 
-    kind = tail_kind(geometry, kv)
-    partial = np.flatnonzero((kept > 0) & (kept < area))
-    kind[partial] |= _crossing_edges(mask, geometry, q[partial], kv[partial])
+    kind = np.where(kept < area, TileKind.MASKED, tail_kind(geometry, kv)).astype(np.uint8)
     return Tiles(q, kv, kept, area, kind)[np.flatnonzero(kept)]
 
 
@@ -128,9 +120,9 @@ def count_candidates(mask: Mask, geometry: TileGeometry) -> int:
 
 
 def tail_kind(geometry: TileGeometry, kv: Int[np.ndarray, " tiles"]) -> UInt8[np.ndarray, " tiles"]:
-    """TAIL for tiles that reach past the last key, FULL for all others."""
+    """Returns MASKED for tiles that reach past the last key, FULL for all others."""
     past_the_end = (kv + 1) * geometry.block_kv > geometry.num_tokens
-    return np.where(past_the_end, TileKind.TAIL, TileKind.FULL).astype(np.uint8)
+    return np.where(past_the_end, TileKind.MASKED, TileKind.FULL).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -220,34 +212,6 @@ def _expand(
         (runs.full_band_start[row] <= kv) & (kv < runs.full_band_stop[row])
     )
     return runs.q[row], kv, surely_full
-
-
-def _crossing_edges(
-    mask: Mask,
-    geometry: TileGeometry,
-    q: Int[np.ndarray, " tiles"],
-    kv: Int[np.ndarray, " tiles"],
-) -> UInt8[np.ndarray, " tiles"]:
-    """`TileKind` bits of boundary tiles: which comparisons exclude something in each."""
-    query_start, query_stop = geometry.query_range(q)
-    key_start, key_stop = geometry.key_range(kv)
-    kind = np.zeros(q.shape, np.uint8)
-    owners = np.zeros(q.shape, np.int64)
-    for segment in mask.segments:
-        first = np.maximum(query_start, segment.start)
-        last = np.minimum(query_stop, segment.stop) - 1
-        inside = first <= last
-        owners += inside
-        band_start = np.maximum(key_start, segment.prefix)
-        sink = (key_start < segment.prefix) & (segment.prefix < key_stop)
-        low = (segment.low(last) > band_start) & (band_start < key_stop)
-        high = segment.high(first) < key_stop
-        kind |= np.where(inside & sink, TileKind.SINK, 0).astype(np.uint8)
-        kind |= np.where(inside & low, TileKind.LOW, 0).astype(np.uint8)
-        kind |= np.where(inside & high, TileKind.HIGH, 0).astype(np.uint8)
-    # Rows of different segments differ in every edge, so none of them may be left out.
-    kind[owners > 1] |= ALL_EDGES
-    return kind
 
 
 def _area(

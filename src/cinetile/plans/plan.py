@@ -17,7 +17,6 @@ from cinetile.masks.edges import MAX_POSITION
 from cinetile.masks.mask import keeps, require_small_grid, to_frame_major
 from cinetile.plans import files, picture
 from cinetile.plans.classify import (
-    ALL_EDGES,
     TileGeometry,
     TileKind,
     Tiles,
@@ -83,7 +82,7 @@ class TilePlan:
         rounding: policy of an aligned plan; None in other modes.
         row_starts: where each query tile's entries start in the tables, and their end.
         tile_kv: key tile of each visited tile, ascending within a query tile.
-        tile_kind: `TileKind` bits of each visited tile; 0 needs no mask.
+        tile_kind: `TileKind` of each visited tile; 0 needs no mask.
         stats: what the plan visits and keeps.
     """
 
@@ -325,7 +324,7 @@ def plan_tiles(
         tiles = visited_tiles(mask, geometry)
         pairs_added = pairs_dropped = 0
     if mode == "naive":
-        tiles = replace(tiles, kind=tiles.kind | ALL_EDGES)
+        tiles = replace(tiles, kind=np.full_like(tiles.kind, TileKind.MASKED))
     elif rounding is not None:
         keep = round_tiles(mask, geometry, tiles, rounding)
         pairs_dropped = int(tiles.kept[~keep].sum())

@@ -90,8 +90,8 @@ def route_heads(
     valid_text = check_prompt_length(prompt_length, batch, bare)
     scale = check_scale(scale, head_dim)
     rows = sample_rows(grid, num_samples, rng, first_tokens) if rows is None else _rows(rows, grid)
-    arrays = (jax.lax.stop_gradient(jnp.asarray(array)) for array in (query, key, value))
-    return _route(*arrays, rows, valid_text, masks, scale)
+    arrays = (jnp.asarray(array) for array in (query, key, value))
+    return route_checked(*arrays, rows, valid_text, masks, scale)
 
 
 def sample_rows(
@@ -111,7 +111,7 @@ def sample_rows(
 
 @functools.partial(jax.jit, static_argnums=(5, 6))
 @jax.named_scope("cinetile_routing")
-def _route(
+def route_checked(
     query: Float[Array, "batch tokens heads head_dim"],
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
@@ -120,6 +120,8 @@ def _route(
     masks: tuple[Mask | TilePlan, ...],
     scale: float,
 ) -> HeadRoutes:
+    """Routes heads with arguments that the public edge has checked; see `route_heads`."""
+    query, key, value = (jax.lax.stop_gradient(array) for array in (query, key, value))
     batch, _, heads, _ = query.shape
     kept = jnp.stack([kept_keys(one, rows) for one in masks])
     sampled = query[:, rows]

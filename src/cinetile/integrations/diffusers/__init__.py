@@ -16,14 +16,13 @@ for _module, _package in (("torch", "PyTorch"), ("diffusers", "diffusers")):
 
 from cinetile.integrations.diffusers.families import FAMILIES, Call, Family, family_table
 from cinetile.integrations.diffusers.handle import SparseHandle, enable_sparse_attention
-from cinetile.integrations.diffusers.summary import LayerCall, Summary
+from cinetile.integrations.diffusers.summary import Summary
 from cinetile.integrations.diffusers.tracking import StepInRun, step_by_timestep
 
 __all__ = [
     "FAMILIES",
     "Call",
     "Family",
-    "LayerCall",
     "SparseHandle",
     "StepInRun",
     "Summary",

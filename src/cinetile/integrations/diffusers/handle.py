@@ -1,5 +1,6 @@
 """`enable_sparse_attention`, and what undoes it."""
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -29,7 +30,7 @@ from cinetile.integrations.diffusers.running import (
     named,
     running_pipeline,
 )
-from cinetile.integrations.diffusers.summary import LayerCall, Summary
+from cinetile.integrations.diffusers.summary import Summary
 from cinetile.integrations.diffusers.tensors import TensorAttention, check_tensors, is_torchax
 from cinetile.integrations.diffusers.tracking import StepInRun
 from cinetile.kernels.registry import select_implementation
@@ -312,7 +313,7 @@ class SparseHandle:
         prompt_length = prompt_length_of(attn_mask, query.shape[0], forward.grid)
         where = forward.where
         attention = self._attention(model, forward, query.dtype, is_torchax(query))
-        done = attention.attend(
+        output, record = attention.attend(
             query,
             key,
             value,
@@ -322,23 +323,9 @@ class SparseHandle:
             prompt_length=prompt_length,
         )
         forward.run.calls.append(
-            LayerCall(
-                component=model.component,
-                step=where.step,
-                num_steps=where.num_steps,
-                forward=forward.number,
-                layer=layer,
-                grid=forward.grid,
-                implementation=done.implementation,
-                routes=done.routes,
-                errors=done.errors,
-                choices=attention.planned.choices,
-                visited=done.visited,
-                routing_seconds=done.routing_seconds,
-                attention_seconds=done.attention_seconds,
-            )
+            dataclasses.replace(record, component=model.component, forward=forward.number)
         )
-        return done.output.transpose(1, 2)
+        return output.transpose(1, 2)
 
     def _attention(
         self, model: _Model, forward: _Forward, dtype: torch.dtype, on_jax: bool

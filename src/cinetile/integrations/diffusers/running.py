@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from cinetile.integrations.diffusers.summary import LayerCall
+from cinetile.layer.record import LayerRecord
 
 # What the arguments are called that hold a pipeline where its methods or blocks call the model.
 _HOLDERS = ("self", "components")
@@ -107,7 +107,7 @@ class Run:
     pipe: Callable[[], Any]
     schedule: Callable[[], Any]
     num_forwards: int = 0
-    calls: list[LayerCall] = field(default_factory=list)
+    calls: list[LayerRecord] = field(default_factory=list)
 
 
 class Runs:
@@ -131,7 +131,7 @@ class Runs:
             run.num_forwards += 1
             return run, number
 
-    def calls(self, pipe: Any = None) -> tuple[LayerCall, ...]:
+    def calls(self, pipe: Any = None) -> tuple[LayerRecord, ...]:
         """What the run did that began last, of any pipeline or of the given one."""
         with self._lock:
             run = self._latest

@@ -1,49 +1,27 @@
 """Sparse attention on PyTorch's tensors, without copies on a CPU."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from cinetile.attention import attention
+from cinetile.attention import attend_checked
 from cinetile.grid import TokenGrid
+from cinetile.kernels.arguments import check_scale
+from cinetile.kernels.base import ImplementationChoice
 from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.cpu.direct import DirectAttention, Operand
-from cinetile.kernels.registry import select_implementation
-from cinetile.layer.plans import PolicyPlans, policy_plans, visited_share
+from cinetile.layer.layer_plan import CallShape, LayerPlan, plan_layer
+from cinetile.layer.record import LayerRecord
 from cinetile.policy import SparsityPolicy
-from cinetile.routing import route_heads
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What a call gave.
-
-    Attributes:
-        output: `[batch, tokens, heads, head_dim]`.
-        routes: index of the plan of each head.
-        errors: what the routes were chosen by; None where there was no choice.
-        visited: share of all pairs that were visited.
-        implementation: what computed it.
-        routing_seconds: time that the choice took.
-        attention_seconds: time that attention took.
-    """
-
-    output: torch.Tensor
-    routes: Int[np.ndarray, "batch heads"]
-    errors: Float[np.ndarray, "batch heads patterns"] | None
-    visited: float
-    implementation: str
-    routing_seconds: float
-    attention_seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +42,7 @@ class TensorAttention:
         policy: what is sparse, when and how.
         implementation: as for `ct.attention`.
         seed: of the rows on which heads are routed.
-        planned: the plans; made from the rest.
-        runner: what runs them, likewise.
+        planned: the layer plan of calls that every implementation takes; made from the rest.
     """
 
     grid: TokenGrid
@@ -75,14 +52,13 @@ class TensorAttention:
     dtype: torch.dtype
     on_jax: bool
     policy: SparsityPolicy
-    implementation: str | Sequence[str] | None
+    implementation: ImplementationChoice
     seed: int
-    planned: PolicyPlans = field(init=False)
-    runner: "DirectRunner | JaxRunner" = field(init=False)
-    shares: Float[np.ndarray, " plans"] = field(init=False)
+    planned: LayerPlan = field(init=False)
+    _resolved: "dict[CallShape, _Resolved]" = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        planned = policy_plans(
+        planned = plan_layer(
             self.policy,
             self.grid,
             num_steps=self.num_steps,
@@ -91,16 +67,15 @@ class TensorAttention:
             dtype=_DTYPES[self.dtype],
             implementation=self.implementation,
         )
-        chosen = select_implementation(self.implementation, None)
-        if self.on_jax:
-            runner = JaxRunner(planned, chosen.name, "torchax", _as_torchax)
-        elif isinstance(chosen, CpuImplementation):
-            runner = DirectRunner(DirectAttention(planned.plans, chosen.variant))
-        else:
-            runner = JaxRunner(planned, chosen.name, "DLPack", _as_tensor)
         object.__setattr__(self, "planned", planned)
-        object.__setattr__(self, "runner", runner)
-        object.__setattr__(self, "shares", np.array([visited_share(one) for one in planned.plans]))
+        object.__setattr__(self, "_resolved", {})
+
+    def _resolve(self, shape: CallShape) -> "_Resolved":
+        """The plans and the runner of calls of one shape; kept, since planning takes time."""
+        if shape not in self._resolved:
+            planned = self.planned.for_call(shape)
+            self._resolved[shape] = _Resolved(planned, runner_for(planned, self.on_jax))
+        return self._resolved[shape]
 
     def attend(
         self,
@@ -112,7 +87,7 @@ class TensorAttention:
         layer: int,
         scale: float,
         prompt_length: Int[np.ndarray, " batch"] | None,
-    ) -> Attended:
+    ) -> tuple[torch.Tensor, LayerRecord]:
         """Attends as the policy says for this step and layer.
 
         Args:
@@ -124,42 +99,109 @@ class TensorAttention:
             layer: index of the layer.
             scale: factor on the logits.
             prompt_length: text tokens of each batch row that exist; None for all.
+
+        Returns:
+            The output `[batch, tokens, heads, head_dim]`, and what was done.
         """
         arrays = (one.resolve_neg() for one in (query, key, value))
         query, key, value = (one if one.stride(3) == 1 else one.contiguous() for one in arrays)
         started = time.perf_counter()
-        level = int(self.planned.level_of[step, layer])
-        plans = np.array(self.planned.levels[level] or (0,), np.int32)
-        errors = None
-        if plans.size == 1:
-            routes = np.full((query.shape[0], query.shape[2]), plans[0], np.int32)
-        else:
-            rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), step), layer)
-            found = route_heads(
+        batch, _, heads, head_dim = query.shape
+        scale = check_scale(scale, head_dim)
+        dtype = _DTYPES[self.dtype]
+        resolved = self._resolve(
+            CallShape(batch, heads, head_dim, dtype, prompt_length is not None)
+        )
+        planned, runner = resolved.planned, resolved.runner
+        level = int(planned.level_of[step, layer])
+        if planned.is_routed(level):
+            found = planned.route(
+                level,
                 borrow(query),
                 borrow(key),
                 borrow(value),
-                self.planned.probes[level],
-                num_samples=self.policy.num_samples,
-                rng=rng,
-                first_tokens=self.policy.first_tokens,
-                scale=scale,
-                prompt_length=prompt_length,
+                planned.random_key(jax.random.key(self.seed), step, layer),
+                scale,
+                None if prompt_length is None else jnp.asarray(prompt_length, jnp.int32),
             )
-            chosen = plans[np.asarray(found.routes)]
-            routes = np.where(np.asarray(found.are_known), chosen, 0).astype(np.int32)
-            errors = np.asarray(found.errors)
+            routes, errors = (np.asarray(array) for array in found)
+        else:
+            only = (planned.levels[level] or (0,))[0]
+            routes = np.full((batch, heads), only, np.int32)
+            shape = batch, heads, len(planned.pattern_names)
+            errors = np.full(shape, np.nan, np.float32)
         routed = time.perf_counter()
-        output = self.runner(query, key, value, routes, scale, prompt_length)
-        return Attended(
-            output,
+        output = runner(query, key, value, routes, scale, prompt_length)
+        record = LayerRecord(
             routes,
             errors,
-            float(self.shares[routes].mean()),
-            self.runner.name,
-            routed - started,
-            time.perf_counter() - routed,
+            is_dense=level == 0,
+            step=step,
+            layer=layer,
+            choices=planned.choices,
+            patterns=planned.pattern_names,
+            shares=planned.shares,
+            grid=self.grid,
+            implementation=runner.name,
+            num_steps=self.num_steps,
+            routing_seconds=routed - started,
+            attention_seconds=time.perf_counter() - routed,
         )
+        return output, record
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Runs the plans of one `LayerPlan` on PyTorch's tensors."""
+
+    name: str
+    """What computes, for the summary, such as "cpu (avx2)"."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        routes: Int[np.ndarray, "batch heads"],
+        scale: float,
+        prompt_length: Int[np.ndarray, " batch"] | None,
+    ) -> torch.Tensor:
+        """Attends; arguments are checked.
+
+        Args:
+            query: queries `[batch, tokens, heads, head_dim]`; features are adjacent.
+            key: keys, laid out as `query`.
+            value: values, laid out as `query`.
+            routes: index into the plans per batch row and head.
+            scale: factor on the logits.
+            prompt_length: text tokens per batch row that are no padding; None for all.
+
+        Returns:
+            The output, shaped as `query` and on its device.
+        """
+        ...
+
+
+class _Resolved(NamedTuple):
+    """What runs calls of one shape."""
+
+    planned: LayerPlan
+    runner: Runner
+
+
+def runner_for(planned: LayerPlan, on_jax: bool) -> Runner:
+    """Returns what runs a layer plan's implementation on tensors.
+
+    Args:
+        planned: implementation and plans.
+        on_jax: whether the tensors are torchax's.
+    """
+    chosen = planned.implementation
+    if on_jax:
+        return JaxRunner(planned, "torchax", _as_torchax)
+    if isinstance(chosen, CpuImplementation):
+        return DirectRunner(DirectAttention(planned.plans, chosen.variant))
+    return JaxRunner(planned, "DLPack", _as_tensor)
 
 
 class DirectRunner:
@@ -198,16 +240,11 @@ class JaxRunner:
     """An implementation in JAX, and the way of its output back to PyTorch."""
 
     def __init__(
-        self,
-        planned: PolicyPlans,
-        implementation: str,
-        way: str,
-        give_back: Callable[[Array], torch.Tensor],
+        self, planned: LayerPlan, way: str, give_back: Callable[[Array], torch.Tensor]
     ) -> None:
-        self._plans = planned.plans
-        self._implementation = implementation
+        self._planned = planned
         self._give_back = give_back
-        self.name = f"{implementation} through {way}"
+        self.name = f"{planned.implementation.name} through {way}"
 
     def __call__(
         self,
@@ -218,15 +255,15 @@ class JaxRunner:
         scale: float,
         prompt_length: Int[np.ndarray, " batch"] | None,
     ) -> torch.Tensor:
-        output = attention(
+        output, _ = attend_checked(
+            self._planned.implementation,
             borrow(query),
             borrow(key),
             borrow(value),
-            self._plans,
-            routes=routes,
-            scale=scale,
-            implementation=self._implementation,
-            prompt_length=prompt_length,
+            jnp.asarray(routes, jnp.int32) if len(self._planned.plans) > 1 else None,
+            None if prompt_length is None else jnp.asarray(prompt_length, jnp.int32),
+            self._planned.plans,
+            scale,
         )
         return self._give_back(jax.block_until_ready(output))
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from cinetile import _checks
 from cinetile.grid import TokenGrid
-from cinetile.kernels import default_blocks
+from cinetile.kernels.base import ImplementationChoice
+from cinetile.kernels.registry import select_implementation
+from cinetile.layer.plans import layer_blocks
 from cinetile.masks import Mask
 from cinetile.masks.widths import WIDTH_MULTIPLE
 from cinetile.patterns import Pattern, as_pattern, canonical_pattern, name_of
@@ -70,18 +72,18 @@ class Workload:
             self.grid, self.density, self.width, self.sink_frames, multiple=WIDTH_MULTIPLE
         )
 
-    def with_blocks(self, implementation: str | None = None) -> "Workload":
-        """Fills in the tile sizes that suit an implementation where none were asked for.
+    def with_blocks(self, implementation: ImplementationChoice = None) -> "Workload":
+        """Fills in the tile sizes that a layer would use where none were asked for.
 
         Args:
-            implementation: a name; by default the one that `attention` would choose here.
+            implementation: as for `attention`.
 
         Raises:
             ValueError: the name is unknown.
             NotImplementedError: the implementation cannot run on this machine.
         """
-        blocks = default_blocks(self.grid.num_tokens, self.dtype, implementation)
-        return self.with_block_sizes(*blocks)
+        chosen = select_implementation(implementation, None)
+        return self.with_block_sizes(*layer_blocks(chosen, self.grid, self.dtype))
 
     def with_block_sizes(self, block_q: int, block_kv: int) -> "Workload":
         """Fills in these tile sizes where none were asked for."""

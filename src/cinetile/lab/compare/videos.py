@@ -11,7 +11,7 @@ from cinetile import _checks
 from cinetile.lab import metrics
 from cinetile.lab.compare.stand_in import add_up
 from cinetile.lab.ratios import Stated, share, speedup
-from cinetile.layer.record import RoutingRecord
+from cinetile.layer.record import LayerRecord
 from cinetile.layer.route_table import RouteTable
 from cinetile.models.wan import CallPlan, WanPipeline, WanPipelineOutput
 from cinetile.models.wan.timing import Progress
@@ -261,5 +261,5 @@ def _side(rounds: list[WanPipelineOutput], bare_steps: list[float]) -> Side:
     )
 
 
-def _records(output: WanPipelineOutput) -> list[RoutingRecord]:
+def _records(output: WanPipelineOutput) -> list[LayerRecord]:
     return [of_prompt for of_prompt, _ in output.records]

@@ -1,20 +1,20 @@
 """What the transformer asks of its self-attention, and the dense one."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from cinetile.attention import attention
+from cinetile.attention import attend_checked
 from cinetile.grid import TokenGrid
-from cinetile.kernels import default_blocks
-from cinetile.masks import dense_mask
+from cinetile.kernels.arguments import check_arrays
+from cinetile.kernels.base import ImplementationChoice
+from cinetile.layer.layer_plan import CallShape, LayerPlan, plan_layer
 from cinetile.parallel.head_exchange import exchange_heads
 from cinetile.parallel.layout import ArrayLayout
 from cinetile.parallel.spread import over_mesh
-from cinetile.plans import TilePlan, plan_tiles
+from cinetile.plans import TilePlan
 
 
 @runtime_checkable
@@ -37,13 +37,11 @@ class DenseAttention:
     """Every query attends to every key, with memory that does not grow with their product.
 
     Attributes:
-        plan: a plan of mode "dense" on the video's token grid.
-        implementation: as in `ct.attention`.
+        planned: a layer plan without a policy, on the video's token grid.
         layout: how the arrays lie on a mesh; None for one device.
     """
 
-    plan: TilePlan
-    implementation: str | Sequence[str] | None = None
+    planned: LayerPlan
     layout: ArrayLayout | None = None
 
     @classmethod
@@ -51,15 +49,16 @@ class DenseAttention:
         cls,
         grid: TokenGrid,
         dtype: str,
-        implementation: str | Sequence[str] | None = None,
+        implementation: ImplementationChoice = None,
         layout: ArrayLayout | None = None,
     ) -> "DenseAttention":
-        """Dense attention on a grid, with the tiles that suit the implementation."""
-        if implementation is not None and not isinstance(implementation, str):
-            implementation = tuple(implementation)
-        block_q, block_kv = default_blocks(grid.num_tokens, dtype, implementation)
-        plan = plan_tiles(dense_mask(grid), block_q, block_kv, "dense")
-        return cls(plan, implementation, layout)
+        """Plans dense attention on a grid, with the tiles that suit the implementation."""
+        return cls(plan_layer(None, grid, dtype=dtype, implementation=implementation), layout)
+
+    @property
+    def plan(self) -> TilePlan:
+        """The plan, of mode "dense"."""
+        return self.planned.plans[0]
 
     def __call__(
         self,
@@ -72,17 +71,23 @@ class DenseAttention:
         rng: PRNGKeyArray,
         return_record: bool = False,
     ) -> Any:
-        """See `SelfAttention`; the record is None."""
+        """Attends; see `SelfAttention`. The record is None."""
         del step, layer, rng
+        planned = self.planned
+        check_arrays(query, key, value, planned.grid)
+        batch, _, heads, head_dim = query.shape
+        shape = CallShape(batch, heads, head_dim, str(query.dtype), has_padding=False)
+        planned = planned.for_call(shape)
+
+        def work(query: Array, key: Array, value: Array, prompt_lengths: None) -> Any:
+            scale = head_dim**-0.5
+            arguments = None, prompt_lengths, planned.plans, scale
+            return attend_checked(planned.implementation, query, key, value, *arguments)[0], ()
+
         if self.layout is None:
-            output, _ = self._work(query, key, value, None)
+            output, _ = work(query, key, value, None)
         else:
-            tokens = self.plan.grid.num_tokens
-            local = functools.partial(exchange_heads, self._work, self.layout, tokens)
+            tokens = planned.grid.num_tokens
+            local = functools.partial(exchange_heads, work, self.layout, tokens)
             output, _ = over_mesh(local, self.layout, (query, key, value))
         return (output, None) if return_record else output
-
-    def _work(self, query: Array, key: Array, value: Array, valid_text: None) -> Any:
-        del valid_text
-        output = attention(query, key, value, self.plan, implementation=self.implementation)
-        return output, ()

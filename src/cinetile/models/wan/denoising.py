@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cinetile.layer.record import RoutingRecord
+from cinetile.layer.record import LayerRecord
 from cinetile.models.wan.attention import SelfAttention
 from cinetile.models.wan.prompts import PromptTokens
 from cinetile.models.wan.request import CallPlan
@@ -258,7 +258,7 @@ def _predict(
 
 def _split_record(record: Any) -> tuple[Any, Any]:
     """Splits a record of a guidance pair into that of the prompt and of the negative prompt."""
-    if not isinstance(record, RoutingRecord):
+    if not isinstance(record, LayerRecord):
         return record, record
     routes, errors = (jnp.split(array, 2, axis=1) for array in (record.routes, record.errors))
     first, second = (replace(record, routes=routes[half], errors=errors[half]) for half in range(2))
