@@ -108,8 +108,8 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
         rounds.append(
             {
                 "sdpa_s": timed.seconds,
-                "sparse_s": sparse.attention_seconds,
-                "routing_s": sparse.routing_seconds,
+                "sparse_s": sparse.attention_seconds or 0.0,
+                "routing_s": sparse.routing_seconds or 0.0,
                 "block_s": block_times[0],
                 "sparse_block_s": block_times[1],
                 "visited": sparse.visited,

@@ -16,6 +16,7 @@ import pytest
 from kernel_cases import CASES, MEDIUM_CASES, SMALL, TEXT_LAST, KernelCase, MaskBuilder, find
 
 import cinetile as ct
+from cinetile.kernels.base import Implementation
 
 # float16 has three bits more than bfloat16, in the output and in weights that are rounded to it.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 1.5e-2, "float16": 1.5e-2 / 8}
@@ -33,7 +34,7 @@ def hunyuan_mask(width: int) -> MaskBuilder:
 class KernelSuite:
     """Tests of one implementation against attention in float64, pair by pair."""
 
-    implementation: ClassVar[str]
+    implementation: ClassVar[str | Implementation]
     tolerances: ClassVar[dict[str, float]] = TOLERANCES
     """Absolute and relative error of the output that is allowed, per dtype."""
     lse_tolerances: ClassVar[dict[str, float]] = LSE_TOLERANCES

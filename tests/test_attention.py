@@ -9,8 +9,9 @@ import pytest
 from kernel_cases import SMALL, TEXT_LAST, find
 
 import cinetile as ct
-from cinetile.kernels import registry
 from cinetile.kernels.reference import ReferenceImplementation
+from cinetile.kernels.registry import status_of
+from cinetile.kernels.xla import XlaImplementation
 
 PLAN = find("ragged").plan
 OTHER = ct.plan_tiles(ct.temporal_mask(SMALL, width=4), 24, 8)
@@ -269,10 +270,14 @@ class Picky(ReferenceImplementation):
         return f"takes 1 head, got {request.heads}" if request.heads > 1 else None
 
 
-@pytest.fixture
-def more_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = registry._IMPLEMENTATIONS
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (Elsewhere(), Picky(), *known))
+class Recorded(XlaImplementation):
+    """`xla` that tells that it ran."""
+
+    ran: ClassVar[list[str]] = []
+
+    def attend(self, *arrays: Any, **options: Any) -> Any:
+        self.ran.append(self.name)
+        return super().attend(*arrays, **options)
 
 
 def attend_with(implementation: Any) -> jax.Array:
@@ -320,50 +325,30 @@ class TestImplementations:
         assert all((status.reason is None) == status.available for status in listed.values())
         assert "xla: available" in str(listed["xla"])
 
-    @pytest.mark.usefixtures("more_implementations")
     def test_listing_says_what_is_missing(self) -> None:
-        status = ct.implementations()[0]
+        status = status_of(Elsewhere())
         assert (status.name, status.available) == ("elsewhere", False)
         assert str(status) == (
             "elsewhere: not available: there is no quantum computer (needs a quantum computer)"
         )
 
-    @pytest.mark.usefixtures("more_implementations")
-    @pytest.mark.parametrize("choice", ["elsewhere", ("elsewhere",)], ids=str)
+    @pytest.mark.parametrize("choice", [Elsewhere(), (Elsewhere(),)], ids=["itself", "tuple"])
     def test_a_named_one_that_cannot_run(self, choice: Any) -> None:
         with pytest.raises(NotImplementedError, match="elsewhere: there is no quantum computer"):
             attend_with(choice)
 
-    @pytest.mark.usefixtures("more_implementations")
     def test_a_named_one_that_cannot_take_the_call(self) -> None:
         with pytest.raises(NotImplementedError, match="picky: takes 1 head, got 3"):
-            attend_with("picky")
+            attend_with(Picky())
 
-    @pytest.mark.usefixtures("more_implementations")
     def test_all_reasons_are_told(self) -> None:
         with pytest.raises(NotImplementedError, match=r"elsewhere: there is .*; picky: takes 1"):
-            attend_with(["elsewhere", "picky"])
+            attend_with([Elsewhere(), Picky()])
 
-    @pytest.mark.usefixtures("more_implementations")
-    @pytest.mark.parametrize("choice", [None, ("elsewhere", "picky", "xla")], ids=str)
-    def test_the_first_that_can_run_is_taken(
-        self, choice: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        ran = []
-        able = next(one for one in registry._IMPLEMENTATIONS if one.name == "xla")
-        whole = type(able).attend
-
-        def attend(self: Any, *arguments: Any, **options: Any) -> Any:
-            ran.append(self.name)
-            return whole(self, *arguments, **options)
-
-        monkeypatch.setattr(type(able), "attend", attend)
-        before = registry._IMPLEMENTATIONS
-        monkeypatch.setattr(
-            registry, "_IMPLEMENTATIONS", (*before[:2], type(able)(), ReferenceImplementation())
-        )
-        attend_with(choice)
-        assert ran == ["xla"]
+    def test_the_first_that_can_run_is_taken(self) -> None:
+        Recorded.ran.clear()
+        attend_with((Elsewhere(), Picky(), Recorded(), "reference"))
+        assert Recorded.ran == ["xla"]
 
     @pytest.mark.usefixtures("unchecked")
     @pytest.mark.parametrize("choice", ["cuda", "", ("xla", "cuda"), ()], ids=repr)
@@ -388,10 +373,9 @@ class TestDefaultBlocks:
         with pytest.raises(ValueError, match=r"implementation must be .* got 'cuda'"):
             ct.default_blocks(70, "float32", "cuda")
 
-    @pytest.mark.usefixtures("more_implementations")
     def test_one_that_cannot_run(self) -> None:
         with pytest.raises(NotImplementedError, match="there is no quantum computer"):
-            ct.default_blocks(70, "float32", "elsewhere")
+            ct.default_blocks(70, "float32", Elsewhere())
 
 
 def test_double_precision_mode_changes_nothing() -> None:

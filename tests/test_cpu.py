@@ -17,7 +17,6 @@ from kernel_cases import SMALL, KernelCase, find
 from kernel_suite import KernelSuite, expected_of
 
 import cinetile as ct
-from cinetile.kernels import registry
 from cinetile.kernels.cpu import CpuImplementation
 from cinetile.kernels.cpu.blocks import tuned_blocks
 from cinetile.kernels.cpu.implementation import PATH_VARIABLE
@@ -41,17 +40,17 @@ PATHS = (
 
 
 class PathSuite(KernelSuite):
-    implementation = "cpu"
     path: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        cls.implementation = CpuImplementation(cls.path)
+
     @pytest.fixture(autouse=True)
-    def forced_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Lets `ct.attention` find this path alone; skips where the machine lacks it."""
-        forced = CpuImplementation(self.path)
-        reason = forced.unavailable()
+    def path_exists(self) -> None:
+        """Skips where the machine lacks the path."""
+        reason = CpuImplementation(self.path).unavailable()
         if reason is not None:
             pytest.skip(reason)
-        monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (forced,))
 
     @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0x7F800001, 0xFFC001FF])
     def test_any_nan_comes_through(self, bits: int) -> None:
@@ -200,15 +199,14 @@ def test_no_block_of_queries_is_mostly_empty(path: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [1, 8, 16, 24, 40, 64, 80, 128, 192, 256, 320])
 @pytest.mark.parametrize("path", PATHS)
-def test_head_dims(path: str, head_dim: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_dims(path: str, head_dim: int, dtype: str) -> None:
     """Features fill words, vectors and tiles to different degrees."""
     forced = CpuImplementation(path)
     if (reason := forced.unavailable()) is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (forced,))
     case = dataclasses.replace(find("ragged"), head_dim=head_dim, dtype=dtype)
     query, key, value = case.arrays()
-    output, lse = ct.attention(query, key, value, case.plan, return_lse=True)
+    output, lse = ct.attention(query, key, value, case.plan, implementation=forced, return_lse=True)
     rows = np.arange(case.grid.num_tokens)
     expected, expected_lse = ct.reference_rows(query[0], key[0], value[0], case.plan, rows)
     tolerance = KernelSuite.tolerances[dtype]

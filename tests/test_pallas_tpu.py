@@ -12,8 +12,7 @@ from kernel_cases import MEDIUM_CASES, SMALL, KernelCase, find
 from kernel_suite import KernelSuite, expected_of
 
 import cinetile as ct
-from cinetile.kernels import registry
-from cinetile.kernels.base import AttentionRequest
+from cinetile.kernels.base import AttentionRequest, Implementation, ImplementationChoice
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation, PallasTpuTwoKernels, call, guard
 from cinetile.kernels.pallas_tpu.config import KINDS, SMEM_LIMIT_BYTES, KernelConfig
 from cinetile.kernels.pallas_tpu.kernel import unit_cases
@@ -21,12 +20,10 @@ from cinetile.kernels.pallas_tpu.routing import order_heads
 from cinetile.kernels.pallas_tpu.tables import step_tables, unit_extremes
 
 INTERPRETED = (PallasTpuImplementation(interpret=True), PallasTpuTwoKernels(interpret=True))
-CHECKED = (
-    PallasTpuImplementation(
-        pltpu.InterpretParams(
-            detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
-        )
-    ),
+CHECKED = PallasTpuImplementation(
+    pltpu.InterpretParams(
+        detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise"
+    )
 )
 CASE_NAMES = (
     "ragged",
@@ -49,14 +46,8 @@ CASE_NAMES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `ct.attention` find kernels of the same names that run in the interpreter."""
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", INTERPRETED)
-
-
 class TestPallasTpu(KernelSuite):
-    implementation = "pallas_tpu"
+    implementation = INTERPRETED[0]
     # Products of bfloat16 numbers are exact, so only weights and values are rounded.
     lse_tolerances: ClassVar[dict[str, float]] = {"float32": 2e-5, "bfloat16": 1e-4}
     refused_dtypes: ClassVar[dict[str, str]] = {"float16": "TPUs multiply bfloat16 and float32"}
@@ -130,7 +121,7 @@ class TestTwoKernels:
     def test_output_and_lse(self, name: str) -> None:
         case = find(name)
         arrays = case.arrays()
-        found = attend(arrays, case.plan, implementation="pallas_tpu_two_kernels")
+        found = attend(arrays, case.plan, implementation=INTERPRETED[1])
         check(found, expected_of(arrays, [case.plan]))
 
     def test_prompt_length(self) -> None:
@@ -138,8 +129,8 @@ class TestTwoKernels:
         case = find("text-last")
         arrays = case.arrays()
         found, expected = (
-            attend(arrays, case.plan, implementation=name, prompt_length=4)
-            for name in ("pallas_tpu_two_kernels", "pallas_tpu")
+            attend(arrays, case.plan, implementation=implementation, prompt_length=4)
+            for implementation in (INTERPRETED[1], INTERPRETED[0])
         )
         real = np.arange(case.grid.num_tokens) < case.grid.num_video_tokens + 4
         check([array[:, real] for array in found], [array[:, real] for array in expected])
@@ -160,7 +151,7 @@ class TestAccuracy:
 
 
 def attend(
-    arrays: Any, plan: Any, implementation: str = "pallas_tpu", **options: Any
+    arrays: Any, plan: Any, implementation: Implementation = INTERPRETED[0], **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     query, key, value = map(jnp.asarray, arrays)
     output, lse = ct.attention(
@@ -365,15 +356,12 @@ class TestInterpreterChecks:
     @pytest.mark.parametrize(
         ("name", "prompt_length"), [("ragged", None), ("batch-2-heads-3", None), ("text-last", 4)]
     )
-    def test_nothing_is_found(
-        self, name: str, prompt_length: int | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_found(self, name: str, prompt_length: int | None) -> None:
         from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
-        monkeypatch.setattr(registry, "_IMPLEMENTATIONS", CHECKED)
         case = find(name)
         arrays = case.arrays()
-        found = attend(arrays, case.plan, prompt_length=prompt_length)
+        found = attend(arrays, case.plan, CHECKED, prompt_length=prompt_length)
         if prompt_length is None:
             check(found, expected_of(arrays, [case.plan]))
         assert interpret_pallas_call.races is not None
@@ -451,20 +439,15 @@ class TestLimits:
         assert tables.smem_bytes(40) <= SMEM_LIMIT_BYTES
         assert tables.lengths.sum() == sum(plan.stats.tiles_visited for plan in plans)
 
-    def test_gradients_are_those_of_the_portable_kernel(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from cinetile.kernels.xla import XlaImplementation
-
-        monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (*INTERPRETED, XlaImplementation()))
+    def test_gradients_are_those_of_the_portable_kernel(self) -> None:
         case = find("temporal-sink-1")
 
-        def gradients(implementation: str) -> Any:
+        def gradients(implementation: ImplementationChoice) -> Any:
             def loss(query: Any, key: Any, value: Any) -> Any:
                 output = ct.attention(query, key, value, case.plan, implementation=implementation)
                 return (output**2).sum()
 
             return jax.grad(loss, (0, 1, 2))(*map(jnp.asarray, case.arrays()))
 
-        for own, portable in zip(gradients("pallas_tpu"), gradients("xla"), strict=True):
+        for own, portable in zip(gradients(INTERPRETED[0]), gradients("xla"), strict=True):
             np.testing.assert_allclose(own, portable, 2e-4, 2e-4)

@@ -50,23 +50,23 @@ class ImplementationStatus:
 
 def implementations() -> tuple[ImplementationStatus, ...]:
     """Lists all implementations in order of preference, and why some cannot run here."""
-    statuses = []
-    for implementation in _IMPLEMENTATIONS:
-        try:
-            reason = implementation.unavailable()
-        except ValueError as error:
-            reason = str(error)
-        statuses.append(
-            ImplementationStatus(
-                implementation.name,
-                reason is None,
-                implementation.automatic,
-                implementation.requirements,
-                reason,
-                implementation.variant if reason is None else None,
-            )
-        )
-    return tuple(statuses)
+    return tuple(status_of(implementation) for implementation in _IMPLEMENTATIONS)
+
+
+def status_of(implementation: Implementation) -> ImplementationStatus:
+    """Returns what one implementation needs, and why it cannot run here if it cannot."""
+    try:
+        reason = implementation.unavailable()
+    except ValueError as error:
+        reason = str(error)
+    return ImplementationStatus(
+        implementation.name,
+        reason is None,
+        implementation.automatic,
+        implementation.requirements,
+        reason,
+        implementation.variant if reason is None else None,
+    )
 
 
 def default_blocks(
