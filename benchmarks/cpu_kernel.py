@@ -2,11 +2,13 @@
 
 Prints the tables of docs/measurements.md. The part "rivals" takes 21 frames of 400 (8,400 tokens, 2
 heads), 1,200 (2 heads) and 3,600 (1 head) tokens, head size 128, density 0.35 with the first frame
-as sink, random normal inputs; "paths" runs every code path that this processor has on 8,400 tokens;
-"memory" measures what 16 heads of 75,600 tokens need. All candidates of a row are timed in turn in
-one run.
+as sink, random normal inputs; "peak" measures what the processor's multiply-adds reach, and how
+many instructions of each kind a core begins in a cycle; "paths" runs every code path that this
+processor has on 8,400 tokens; "memory" measures what 16 heads of 75,600 tokens need. All candidates
+of a row are timed in turn in one run.
 
-    python -m benchmarks.cpu_kernel [rivals] [paths] [memory] [--repeats 5] [--json PATH]
+    python -m benchmarks.cpu_kernel [peak] [rivals] [paths] [memory] [--calls 0 4 ...]
+        [--repeats 5] [--json PATH]
 """
 
 import argparse
@@ -14,6 +16,8 @@ import json
 import multiprocessing
 import os
 import resource
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,8 @@ from cinetile.kernels.cpu.native import load_library
 from cinetile.lab.bench.ladder import LadderConfig, LadderResult, run_ladder
 from cinetile.lab.bench.workload import Workload
 
-PARTS = ("rivals", "paths", "memory")
+PARTS = ("peak", "rivals", "paths", "memory")
+THROUGHPUT = Path(__file__).parents[1] / "native/benchmarks/instruction_throughput.cpp"
 MODES = ("dense", "naive", "split", "aligned")
 RIVAL_CALLS = (
     (ct.TokenGrid(21, 20, 20), 2, "bfloat16", "spatial"),
@@ -35,6 +40,7 @@ RIVAL_CALLS = (
     (ct.TokenGrid(21, 45, 80), 1, "bfloat16", "spatial"),
     (ct.TokenGrid(21, 20, 20), 2, "float32", "spatial"),
     (ct.TokenGrid(21, 30, 40), 2, "float32", "spatial"),
+    (ct.TokenGrid(21, 45, 80), 1, "float32", "spatial"),
 )
 RIVAL_COLUMNS = (
     "tokens",
@@ -73,13 +79,24 @@ def print_header(columns: tuple[str, ...]) -> None:
     print("|" + "---|" * len(columns))
 
 
-def measure_rivals(repeats: int) -> list[dict[str, Any]]:
-    """The native kernel beside PyTorch."""
+def measure_peak() -> list[dict[str, Any]]:
+    """What the processor's instructions reach; needs a C++ compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "instruction_throughput"
+        subprocess.run(
+            ["c++", "-std=c++17", "-O2", "-pthread", THROUGHPUT, "-o", program], check=True
+        )
+        run = subprocess.run([program], check=True, capture_output=True, text=True)
+    print(run.stdout, end="")
+    return [{"lines": run.stdout.splitlines()}]
+
+
+def measure_rivals(repeats: int, calls: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The native kernel beside PyTorch, on some of `RIVAL_CALLS`."""
     print_header(RIVAL_COLUMNS)
     results = []
-    for grid, heads, dtype, pattern in RIVAL_CALLS:
-        # FlexAttention gains nothing from float32 here, and temporal masks move its tokens.
-        flex = dtype == "bfloat16" and pattern == "spatial"
+    for grid, heads, dtype, pattern in (RIVAL_CALLS[call] for call in calls):
+        flex = pattern == "spatial"  # temporal masks move its tokens
         rivals = ("torch-sdpa", "torch-flex") if flex else ("torch-sdpa",)
         result = measure(grid, heads, dtype, pattern, rivals, repeats)
         times = {row.mode: row.ms_median for row in result.rows}
@@ -188,6 +205,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; all by default")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--calls",
+        type=int,
+        nargs="+",
+        choices=range(len(RIVAL_CALLS)),
+        default=range(len(RIVAL_CALLS)),
+        help="rows of the table of rivals to measure; all by default",
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     parts = tuple(arguments.parts) or PARTS
@@ -195,11 +220,14 @@ def main() -> None:
         parser.error(f"parts must be some of {', '.join(PARTS)}, got {', '.join(parts)}")
     results = {}
     for part in parts:
-        if part == "memory":
+        if part == "peak":
+            results[part] = measure_peak()
+        elif part == "memory":
             results[part] = measure_memory()
+        elif part == "rivals":
+            results[part] = measure_rivals(arguments.repeats, tuple(arguments.calls))
         else:
-            run = measure_rivals if part == "rivals" else measure_paths
-            results[part] = run(arguments.repeats)
+            results[part] = measure_paths(arguments.repeats)
         print()
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -74,7 +74,7 @@ def innermost_loops(code: list[Instruction]) -> list[Loop]:
 
 
 def carries_sums(loop: Loop) -> bool:
-    """Whether at least four registers are only ever added to, and a quarter of the loop does that."""
+    """Whether four registers or more are only added to, by a quarter of the loop at least."""
     results = [instruction.result for instruction in loop if instruction.name[0] != "j"]
     sums = [one for one in loop if one.is_multiply_add and results.count(one.result) == 1]
     return len(sums) >= 4 and 4 * len(sums) >= len(loop)
