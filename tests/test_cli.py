@@ -180,6 +180,7 @@ class TestLadder:
         result = invoke("ladder", *TINY_LADDER, "--rivals", "torch-sdpa", "--json", str(path))
         assert result.exit_code == 0, result.output
         assert "torch-sdpa" in result.output
+        assert "In the same run torch-sdpa took" in " ".join(result.output.split())
         (rival,) = json.loads(path.read_text(encoding="utf-8"))["rivals"]
         assert {"name", "ms_median", "max_abs_error"} <= set(rival)
 

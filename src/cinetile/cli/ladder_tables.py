@@ -1,5 +1,7 @@
 """How a ladder reads in the terminal."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -89,13 +91,30 @@ def _cells(row: LadderRow | RivalRow) -> dict[str, str]:
 
 
 def summarise(result: LadderResult) -> str:
-    """One sentence on what the ladder shows."""
+    """What the ladder shows in a sentence, and in a second one beside the rivals of the run."""
     dense = result.row("dense")
     sparse = [row for row in result.rows if row.mode != "dense"]
     if dense is None or not sparse:
         fastest = min(result.rows, key=lambda row: row.ms_median)
-        return f"{fastest.mode.capitalize()} attention took {milliseconds(fastest.ms_median)}."
+        sentence = f"{fastest.mode.capitalize()} attention took {milliseconds(fastest.ms_median)}."
+        return sentence + beside_rivals(fastest, result.rivals)
     best = min(sparse, key=lambda row: row.ms_median)
+    return _beside_dense(result, best, dense) + beside_rivals(best, result.rivals)
+
+
+def beside_rivals(best: LadderRow, rivals: Sequence[RivalRow]) -> str:
+    """The sentence that compares the fastest row with each rival; empty where there is none."""
+    if not rivals:
+        return ""
+    times = (
+        f"{rival.name} took {milliseconds(rival.ms_median)}, "
+        f"{rival.ms_median / best.ms_median:.2f} times as long"
+        for rival in rivals
+    )
+    return f" In the same run {' and '.join(times)}."
+
+
+def _beside_dense(result: LadderResult, best: LadderRow, dense: LadderRow) -> str:
     took = (
         f"{best.mode.capitalize()} attention took {milliseconds(best.ms_median)} where dense "
         f"took {milliseconds(dense.ms_median)}"
