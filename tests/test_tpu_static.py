@@ -251,6 +251,7 @@ class TestCommand:
         monkeypatch.setattr("cinetile.cli.tpu.static_report", static_report)
         result = self.run("--json", str(tmp_path / "tpu.json"))
         assert result.exit_code == 0, result.output
+        assert "Today's dense attention" in result.output
         assert "static estimate" in result.output
         document = json.loads((tmp_path / "tpu.json").read_text())
         assert document["target"] == "v6e"
