@@ -186,8 +186,8 @@ class TestCommand:
         ("arguments", "message"),
         [
             ((), "PROMPT is missing"),
-            (("--shape-only", PROMPT), "--shape-only takes no PROMPT"),
-            (("--shape-only", "--out", "c.mp4"), "--shape-only takes no PROMPT"),
+            (("--shape-only", PROMPT), "PROMPT has no effect with --shape-only"),
+            (("--shape-only", "--out", "c.mp4"), "--out has no effect with --shape-only"),
             (("--shape-only", "--policy", "bold"), "--policy must be one of"),
             (("--shape-only", "--heads", 0), "heads must be at least 1"),
             (("--shape-only", "--resolutions", "8k"), "must hold names of 480p"),

@@ -17,6 +17,7 @@ from cinetile.cli.options import (
     json_option,
     policy_option,
     read_policy,
+    refuse_without_effect,
 )
 from cinetile.cli.output import (
     facts,
@@ -32,6 +33,7 @@ from cinetile.cli.wan_options import (
     open_pipeline,
     plan_in_words,
     prompt_options,
+    refuse_unused_negative_prompt,
     size_document,
     size_facts,
 )
@@ -125,7 +127,7 @@ def compare_command(
     Long because its arguments are the options of the command.
     """  # noqa: D301
     if shape_only:
-        _refuse_with_shape_only(prompt, out, picture, routes, model)
+        _refuse_options_of_videos()
         compare_shapes(
             _read_policy(policy),
             resolutions=resolutions,
@@ -137,6 +139,9 @@ def compare_command(
             json_target=json_target,
         )
         return
+    refuse_without_effect(
+        ("resolutions", "heads", "full_width"), "has an effect only with --shape-only"
+    )
     if prompt is None:
         raise click.UsageError("PROMPT is missing; only --shape-only takes none")
     _require_extras(out, picture, routes)
@@ -160,6 +165,7 @@ def compare_command(
             num_inference_steps=steps,
             **sizes,
         )
+    refuse_unused_negative_prompt(plan.dense)
     click.echo(plan_in_words(plan.dense), err=True)
     with progress_on_stderr() as progress:
         result = run_comparison(pipe, plan, progress)
@@ -218,11 +224,13 @@ def _write_files(
     return [path for path in (out, picture, routes) if path is not None]
 
 
-def _refuse_with_shape_only(*others: object) -> None:
-    if any(value is not None for value in others):
-        raise click.UsageError(
-            "--shape-only takes no PROMPT, --out, --picture, --routes or --model: no video is made"
-        )
+def _refuse_options_of_videos() -> None:
+    with_effect = ("shape_only", "resolutions", "heads", "full_width", "policy", "implementation")
+    with_effect += ("repeats", "threads", "json_target")
+    every = {parameter.name for parameter in click.get_current_context().command.params}
+    refuse_without_effect(
+        every.difference(with_effect), "has no effect with --shape-only: no video is made"
+    )
 
 
 def _read_policy(value: str | None) -> SparsityPolicy:

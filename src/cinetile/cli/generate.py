@@ -35,6 +35,7 @@ from cinetile.cli.wan_options import (
     open_pipeline,
     plan_in_words,
     prompt_options,
+    refuse_unused_negative_prompt,
     size_document,
     size_facts,
 )
@@ -114,6 +115,7 @@ def generate_command(
             implementation=implementation,
             **sizes,
         )
+    refuse_unused_negative_prompt(plan)
     started = time.perf_counter()
     click.echo(plan_in_words(plan), err=True)
     with progress_on_stderr() as progress:

@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from cinetile.files import require_writable
 from cinetile.grid import TokenGrid
@@ -132,6 +133,36 @@ class OutputType(click.ParamType):
         if path.exists() and not os.access(path, os.W_OK):
             self.fail(f"{value!r} is read-only", param, ctx)
         return path
+
+
+def is_given(parameter: str) -> bool:
+    """Whether the command line or the environment sets a parameter of the running command."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+
+
+def refuse_without_effect(parameters: Container[str | None], reason: str) -> None:
+    """Refuses parameters of the running command that would be ignored.
+
+    Args:
+        parameters: their names in Python.
+        reason: what follows an option's name in the error: "has an effect only with --clip".
+
+    Raises:
+        click.UsageError: one of them is given.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in parameters and is_given(parameter.name or ""):
+            is_option = isinstance(parameter, click.Option)
+            shown = parameter.opts[0] if is_option else parameter.human_readable_name
+            raise click.UsageError(f"{shown} {reason}")
+
+
+def refuse_rounding_without(modes: Container[str]) -> None:
+    """Refuses --rounding where no plan of the running command is aligned."""
+    if "aligned" not in modes:
+        refuse_without_effect(("rounding",), "has an effect only on plans of the mode aligned")
 
 
 def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

@@ -11,7 +11,13 @@ from rich.panel import Panel
 
 import cinetile
 from cinetile.cli.errors import argument_errors
-from cinetile.cli.options import OutputType, json_option, make_workload, workload_options
+from cinetile.cli.options import (
+    OutputType,
+    json_option,
+    make_workload,
+    refuse_rounding_without,
+    workload_options,
+)
 from cinetile.cli.output import facts, numbers, report, tell_written
 from cinetile.cli.wording import counted, percent
 from cinetile.lab import pictures
@@ -63,6 +69,7 @@ def plan_command(
     """Show what a tile plan visits and masks, without running attention."""
     if save is not None and mode is None:
         raise click.UsageError("--save needs --mode, which says what plan to save")
+    refuse_rounding_without(MODES if mode is None else (mode,))
     with argument_errors():
         workload = make_workload(**shape).with_blocks(implementation)
         plans = {name: workload.plan(name) for name in (MODES if mode is None else (mode,))}

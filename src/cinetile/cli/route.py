@@ -23,6 +23,7 @@ from cinetile.cli.options import (
     json_option,
     make_grid,
     read_policy,
+    refuse_without_effect,
     stacked,
 )
 from cinetile.cli.output import facts, numbers, progress_on_stderr, report, tell_written
@@ -138,6 +139,10 @@ def route_command(
         raise click.UsageError("give either FILES or --clip")
     if clip is None and not heads is head_dim is None:
         raise click.UsageError("--heads and --head-dim are for --clip; files have their own")
+    if not text_tokens:
+        refuse_without_effect(
+            ("text_first", "prompt_length"), "has an effect only with --text-tokens"
+        )
     with argument_errors():
         tokens = dataclasses.replace(
             make_grid(video, grid), text_tokens=text_tokens, text_first=text_first

@@ -11,6 +11,7 @@ from cinetile.cli.options import (
     NamesType,
     json_option,
     make_workload,
+    refuse_rounding_without,
     stacked,
     workload_options,
 )
@@ -90,6 +91,7 @@ def tpu_command(
     """
     if implementation not in (None, "pallas_tpu"):
         raise click.UsageError("--implementation is always pallas_tpu here")
+    refuse_rounding_without(modes)
     with argument_errors():
         config = StaticConfig(make_workload(**shape), target, modes, softmaxes, two_kernels, rivals)
     with progress_on_stderr() as progress:

@@ -14,6 +14,7 @@ from cinetile.cli.options import (
     SizeListType,
     json_option,
     make_workload,
+    refuse_rounding_without,
     shape_options,
     stacked,
 )
@@ -84,6 +85,7 @@ def tune_command(
 
     Every pair runs once a round, so that their order holds on a noisy machine.
     """
+    refuse_rounding_without((mode,))
     with argument_errors():
         workload = make_workload(**shape)
         config = TuneConfig(workload, mode, block_q, block_kv, implementation, repeats)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from jax.sharding import Mesh
 
-from cinetile.cli.options import stacked
+from cinetile.cli.options import refuse_without_effect, stacked
 from cinetile.cli.wording import counted
 
 if TYPE_CHECKING:
@@ -61,6 +61,14 @@ def open_pipeline(
     if flow_shift is not None:
         pipe.scheduler = pipe.scheduler.with_shift(flow_shift)
     return pipe
+
+
+def refuse_unused_negative_prompt(plan: "CallPlan") -> None:
+    """Refuses --negative-prompt where no step is guided."""
+    if plan.negative_prompts is None:
+        refuse_without_effect(
+            ("negative_prompt",), "has an effect only with a --guidance-scale above 1"
+        )
 
 
 def plan_in_words(plan: "CallPlan") -> str:

@@ -41,7 +41,7 @@ def sample_clip() -> Path:
     return path
 
 
-def require_av(feature: str = "decoding a video") -> ModuleType:
+def require_av(feature: str) -> ModuleType:
     """Returns PyAV.
 
     Args:
@@ -51,6 +51,10 @@ def require_av(feature: str = "decoding a video") -> ModuleType:
         ImportError: PyAV is not installed.
     """
     return _extras.require("av", extra="video", feature=feature, package="PyAV")
+
+
+def _require_av_to_read(path: Path) -> ModuleType:
+    return require_av(f"reading the video {path.name}")
 
 
 def count_frames(path: Path) -> int:
@@ -85,7 +89,7 @@ def read_frames(
         ValueError: The file is not a video, has no video stream, or fails to decode.
     """
     # One reformatter keeps its scaler between frames; the frame's own method builds one each.
-    reformatter = require_av().video.reformatter.VideoReformatter()
+    reformatter = _require_av_to_read(path).video.reformatter.VideoReformatter()
     with _decoding(path) as frames:
         for index, frame in enumerate(frames):
             if index in indices:
@@ -96,7 +100,7 @@ def read_frames(
 @contextmanager
 def _decoding(path: Path) -> Iterator[Iterator["av.VideoFrame"]]:
     """Opens the first video stream and turns FFmpeg's errors into ones that name the file."""
-    av = require_av()
+    av = _require_av_to_read(path)
     # Titles and comments are not looked at, so they may be in any encoding.
     with (
         reading(path, "a video that FFmpeg can decode"),
