@@ -359,7 +359,7 @@ def _unstated(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _dense_stack(runs: list[dict[str, Any]]) -> Table:
+def _dense_stack(runs: list[dict[str, Any]]) -> Numbers:
     table = numbers("model of a run on v6e-8", "plan", "dense", "sparse", "whole run")
     for run in runs:
         table.add_row(
