@@ -5,7 +5,6 @@ from emulated_arm import EmulatedLibrary, emulated_library
 from kernel_cases import MEDIUM_CASES, KernelCase
 from test_cpu import PathSuite
 
-from cinetile.kernels import registry
 from cinetile.kernels.cpu import CpuImplementation, implementation
 
 LIBRARY = emulated_library()
@@ -14,14 +13,12 @@ pytestmark = pytest.mark.skipif(isinstance(LIBRARY, str), reason=str(LIBRARY))
 
 class ArmSuite(PathSuite):
     @pytest.fixture(autouse=True)
-    def forced_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Lets `ct.attention` find this path of the emulated library only."""
+    def path_exists(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lets this path's implementation find the emulated library."""
         assert isinstance(LIBRARY, EmulatedLibrary)
         monkeypatch.setattr(implementation, "load_library", LIBRARY.as_native)
         monkeypatch.setattr(implementation, "_call", LIBRARY.call)
-        forced = CpuImplementation(self.path)
-        assert forced.unavailable() is None
-        monkeypatch.setattr(registry, "_IMPLEMENTATIONS", (forced,))
+        assert CpuImplementation(self.path).unavailable() is None
 
     @pytest.mark.parametrize("case", MEDIUM_CASES[1:2], ids=str)
     def test_sampled_rows_of_many_tiles(self, case: KernelCase) -> None:

@@ -65,7 +65,7 @@ class TestPattern:
             (("mine", "spatial"), TypeError, "build must be a function"),
             (("mine", near_and_first, GRID), TypeError, "probe must be a function"),
         ],
-        ids=str,
+        ids=["dense", "comma", "empty", "number", "no-function", "no-probe-function"],
     )
     def test_bad_ones(self, arguments: Any, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):
