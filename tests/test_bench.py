@@ -159,7 +159,7 @@ class TestWorkload:
         ("fields", "message"),
         [
             ({"pattern": "diagonal"}, "pattern must be one of"),
-            ({"dtype": "float16"}, "dtype must be one of"),
+            ({"dtype": "float64"}, "dtype must be one of"),
             ({"rounding": "up"}, "rounding must be one of"),
             ({"heads": 0}, "heads must be at least 1"),
             ({"block_q": 0}, "block_q must be at least 1"),
