@@ -103,15 +103,18 @@ def summarise(result: LadderResult) -> str:
 
 
 def beside_rivals(best: LadderRow, rivals: Sequence[RivalRow]) -> str:
-    """The sentence that compares the fastest row with each rival; empty where there is none."""
-    if not rivals:
-        return ""
-    times = (
-        f"{rival.name} took {milliseconds(rival.ms_median)}, "
-        f"{rival.ms_median / best.ms_median:.2f} times as long"
-        for rival in rivals
-    )
-    return f" In the same run {' and '.join(times)}."
+    """The sentence that compares the fastest row with each rival; empty where there is none.
+
+    It gives a ratio where the rounds sufficed for the row's own and the ranges do not overlap.
+    """
+    parts = []
+    for rival in rivals:
+        part = f"{rival.name} took {milliseconds(rival.ms_median)}"
+        apart = rival.ms_min > best.ms_max or best.ms_min > rival.ms_max
+        if apart and best.speedup_vs_dense is not None:
+            part += f", {rival.ms_median / best.ms_median:.2f} times as long"
+        parts.append(part)
+    return f" In the same run {' and '.join(parts)}." if parts else ""
 
 
 def _beside_dense(result: LadderResult, best: LadderRow, dense: LadderRow) -> str:
