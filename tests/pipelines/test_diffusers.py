@@ -769,9 +769,10 @@ class TestTensors:
         assert step == 1
         del expected
 
-    def test_bfloat16(self) -> None:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision(self, dtype: torch.dtype) -> None:
         pipe = WAN.build()
-        pipe.transformer.to(torch.bfloat16)
+        pipe.transformer.to(dtype)
         dense = WAN.run(pipe)
         with ctd.enable_sparse_attention(pipe, EVERYTHING):
             np.testing.assert_allclose(WAN.run(pipe), dense, rtol=0.1, atol=0.1)
@@ -781,13 +782,13 @@ class TestTensors:
         with ctd.enable_sparse_attention(pipe, EVERYTHING), torch.inference_mode():
             close(WAN.run(pipe), dense_result(WAN))
 
-    def test_float16_is_refused(self) -> None:
+    def test_float64_is_refused(self) -> None:
         pipe = WAN.build()
-        pipe.transformer.to(torch.float16)
+        pipe.transformer.to(torch.float64)
         with (
             ctd.enable_sparse_attention(pipe, POLICY),
             pytest.raises(
-                TypeError, match=r"query must be float32 or bfloat16, got torch\.float16"
+                TypeError, match=r"query must be float32, bfloat16 or float16, got torch\.float64"
             ),
         ):
             WAN.run(pipe)

@@ -50,7 +50,7 @@ def enable_sparse_attention(
 
     The pipeline is called as before. Its self-attention runs by the policy, at each step and
     layer; cross-attention and everything else stay as they are. Resolution, length and batch are
-    taken from each call. For inference on a CPU, in float32 or bfloat16.
+    taken from each call. For inference on a CPU, in float32, bfloat16 or float16.
 
     Args:
         pipe: the pipeline, or anything with its transformers and its scheduler.

@@ -21,7 +21,11 @@ from cinetile.layer.layer_plan import CallShape, LayerPlan, plan_layer
 from cinetile.layer.record import LayerRecord
 from cinetile.policy import SparsityPolicy
 
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +315,7 @@ def check_tensors(query: Any, key: Any, value: Any, grid: TokenGrid) -> None:
 
     Raises:
         RuntimeError: gradients are wanted.
-        TypeError: the dtype is neither float32 nor bfloat16.
+        TypeError: the dtype is not float32, bfloat16 or float16.
         NotImplementedError: the tensors are neither in the CPU's memory nor torchax's.
         ValueError: shapes differ, or do not fit the grid.
     """
@@ -323,8 +327,8 @@ def check_tensors(query: Any, key: Any, value: Any, grid: TokenGrid) -> None:
             )
         if tensor.dtype not in _DTYPES:
             raise TypeError(
-                f"{name} must be float32 or bfloat16, got {tensor.dtype}; load the transformer "
-                "with torch_dtype=torch.bfloat16"
+                f"{name} must be float32, bfloat16 or float16, got {tensor.dtype}; load the "
+                "transformer with torch_dtype=torch.bfloat16"
             )
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
