@@ -16,6 +16,8 @@ from cinetile.files.documents import parse_json
 from cinetile.files.faults import reading
 
 _MAX_HEADER = 32 << 20
+# The product of millions of sizes would take hours.
+_MAX_AXES = 32
 # The format's names and NumPy's; what has none is described, but cannot be read.
 _DTYPES = {
     "F64": "float64",
@@ -99,6 +101,8 @@ def _header(name: str, entry: Any) -> ArrayHeader:
     for what, values in (("shape", shape), ("data_offsets", offsets)):
         if not isinstance(values, list) or any(type(one) is not int or one < 0 for one in values):
             raise ValueError(f"{label} has the {what} {_checks.shown(values)}")
+    if len(shape) > _MAX_AXES:
+        raise ValueError(f"{label} has {len(shape):,} axes, more than {_MAX_AXES}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{label} has the data_offsets {_checks.shown(offsets)}")
     known = _DTYPES.get(dtype)

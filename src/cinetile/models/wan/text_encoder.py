@@ -80,7 +80,9 @@ class UMT5Config:
         document = read_json(path)
         for name, wanted in (("model_type", "umt5"), ("feed_forward_proj", "gated-gelu")):
             if document.get(name, wanted) != wanted:
-                raise ValueError(f"{path}: {name} must be {wanted!r}, got {document[name]!r}")
+                raise ValueError(
+                    f"{path}: {name} must be {wanted!r}, got {_checks.shown(document[name])}"
+                )
         names = {field.name for field in fields(cls)}
         return parse_config(cls, {k: v for k, v in document.items() if k in names}, path)
 
