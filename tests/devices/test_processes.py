@@ -50,7 +50,7 @@ def test_the_end_of_one_is_the_end_of_all(victim: int, tmp_path: Path) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            call = re.match(rf"call 2 of process {victim}, pid (\d+)", line)
+            call = re.search(rf"call 2 of process {victim}, pid (\d+)", line)
             if call:
                 os.kill(int(call[1]), signal.SIGKILL)
                 killed = time.monotonic()
