@@ -206,7 +206,7 @@ class TestCommand:
             ((PROMPT, "--repeats", 0), "repeats must be at least 1"),
             ((PROMPT, "--seed", -1), "seed must be at least 0"),
             ((PROMPT, "--height", 4), "height must be"),
-            ((PROMPT, "--out", "nowhere/c.mp4"), "'nowhere' does not exist"),
+            ((PROMPT, "--out", "nowhere/c.mp4"), "nowhere' does not exist"),
             ((PROMPT, "--picture", "c.gif"), "must end in .png"),
             ((PROMPT, "--implementation", "none"), "implementation must be None, one of"),
         ],

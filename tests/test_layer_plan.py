@@ -11,6 +11,7 @@ from test_routing import known_heads
 
 import cinetile as ct
 from cinetile.kernels import arguments
+from cinetile.kernels.base import AttentionRequest
 from cinetile.kernels.pallas_tpu import PallasTpuImplementation
 from cinetile.kernels.registry import select_implementation
 from cinetile.kernels.xla import XlaImplementation
@@ -24,10 +25,13 @@ ALWAYS: dict[str, Any] = {"dense_steps": (), "dense_layers": ()}
 
 
 class CoarseTpu(PallasTpuImplementation):
-    """The TPU's kernel as the registry sees it on a TPU; it runs nothing here."""
+    """A kernel with a TPU's tiles that refuses padding, as the registry sees it on a TPU."""
 
     def unavailable(self) -> str | None:
         return None
+
+    def unsupported(self, request: AttentionRequest) -> str | None:
+        return "it takes no prompt_length" if request.has_padding else super().unsupported(request)
 
 
 class Recorded(XlaImplementation):
@@ -41,7 +45,7 @@ class Recorded(XlaImplementation):
 
 
 class TestFallback:
-    """A call that the preferred implementation refuses: a prompt with padding on a TPU."""
+    """A call that the preferred implementation refuses: a prompt with padding."""
 
     POLICY = ct.SparsityPolicy(0.5, patterns=("spatial", "temporal"), **ALWAYS)
     CALL = CallShape(1, 2, 16, "float32", has_padding=True)
