@@ -198,3 +198,16 @@ class TestChoice:
         assert [plan.mode for plan in planned.plans] == ["dense"]
         assert planned.plans[0].block_q == ct.default_blocks(120, "bfloat16", "xla")[0]
         assert planned.decide(7, 9, KEY).plans == (0,)
+
+
+def test_float16() -> None:
+    """The layer takes what kernels take."""
+    grid = ct.TokenGrid(6, 4, 5)
+    policy = ct.SparsityPolicy(0.5, block_q=20, block_kv=10, width_multiple=4, **ALWAYS)
+    layer = ct.SparseAttention(grid, policy, dtype="float16")
+    arrays = np.random.default_rng(0).standard_normal((3, 1, grid.num_tokens, 2, 16))
+    half, single = (arrays.astype(dtype) for dtype in (np.float16, np.float32))
+    output = layer(*half, step=0, layer=0, rng=KEY)
+    expected = layer(*single, step=0, layer=0, rng=KEY)
+    assert output.dtype == np.float16
+    np.testing.assert_allclose(output, expected, atol=5e-3)

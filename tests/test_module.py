@@ -364,7 +364,7 @@ class TestModule:
             ({"num_steps": 0}, ValueError, "num_steps must be at least 1"),
             ({"num_layers": 2.0}, TypeError, "num_layers must be an integer"),
             ({"expert": "both"}, ValueError, "expert must be one of 'high_noise', 'low_noise'"),
-            ({"dtype": "float16"}, ValueError, "dtype must be one of"),
+            ({"dtype": "float64"}, ValueError, "dtype must be one of"),
             ({"implementation": "cuda"}, ValueError, "implementation must be None, one of"),
             ({"implementation": "pallas_tpu"}, NotImplementedError, "not on a TPU"),
         ],

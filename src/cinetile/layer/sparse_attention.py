@@ -88,7 +88,7 @@ class SparseAttention:
             num_steps=self.num_steps,
             num_layers=self.num_layers,
             expert=self.expert,
-            dtype=_checks.choice("dtype", self.dtype, ("bfloat16", "float32")),
+            dtype=_checks.choice("dtype", self.dtype, ("bfloat16", "float32", "float16")),
             implementation=self.implementation,
         )
         object.__setattr__(self, "planned", planned)
