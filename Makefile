@@ -30,7 +30,8 @@ test-devices: $(VENV)/.dev  ## the tests of many devices: eight virtual ones, an
 	XLA_FLAGS=--xla_force_host_platform_device_count=8 $(BIN)/python -m pytest -n 2 tests/devices
 
 test-rivals: $(VENV)/.dev $(VENV)/.bench  ## the tests that need PyTorch
-	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py
+	$(BIN)/python -m pytest -n 2 tests/test_bench.py tests/test_cli.py \
+	  tests/test_torch_windows.py tests/test_torch_engines.py "tests/test_docs.py::test_code_runs[docs/howto/gpu.md]"
 
 test-parity: $(VENV)/.dev $(VENV)/.parity  ## the Wan models against the diffusers of today
 	$(BIN)/python -m pytest -n 0 tests/parity

@@ -371,21 +371,21 @@ class TestInterpreterChecks:
 class TestProfiles:
     """What a profile shows of a call."""
 
-    def lowered(self, name: str, implementation: str) -> str:
+    def lowered(self, name: str, implementation: PallasTpuImplementation) -> str:
         case = find(name)
         attend = functools.partial(ct.attention, plan=case.plan, implementation=implementation)
         return jax.jit(attend).lower(*map(jnp.asarray, case.arrays())).as_text(debug_info=True)
 
     def test_parts_have_names(self) -> None:
         case = find("ragged")
-        lowered = self.lowered("ragged", "pallas_tpu")
+        lowered = self.lowered("ragged", PallasTpuImplementation(interpret=True))
         for part in ("placement", "guard", "transposition"):
             assert f"cinetile_{part}" in lowered
         for softmax in ("fixed", "online"):
             assert f"cinetile_kernel_{softmax}_all_tiles_{case.plan.stats.tiles_visited}" in lowered
 
     def test_two_kernels_are_told_apart(self) -> None:
-        lowered = self.lowered("ragged", "pallas_tpu_two_kernels")
+        lowered = self.lowered("ragged", PallasTpuTwoKernels(interpret=True))
         for name in ("kernel_fixed_full_tiles", "kernel_fixed_masked_tiles", "merge"):
             assert f"cinetile_{name}" in lowered
 

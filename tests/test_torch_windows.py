@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from strategies import Example, examples
 
 import cinetile as ct
-from cinetile.kernels.torch.windows import (
+
+pytest.importorskip("torch", reason="PyTorch (extra `rivals`) is missing")
+
+from cinetile.kernels.torch.windows import (  # noqa: E402
     MaskWindows,
     NotWindows,
     RowGroup,
