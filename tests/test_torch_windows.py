@@ -10,7 +10,7 @@ import cinetile as ct
 
 pytest.importorskip("torch", reason="PyTorch (extra `rivals`) is missing")
 
-from cinetile.kernels.torch.windows import (  # noqa: E402
+from cinetile.kernels.torch.windows import (
     MaskWindows,
     NotWindows,
     RowGroup,
