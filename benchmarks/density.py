@@ -76,32 +76,33 @@ def measure(grid: ct.TokenGrid, arrays: list[Array], repeats: int) -> tuple[list
         difference = np.asarray(output, np.float64) - dense
         return float(np.linalg.norm(difference) / np.linalg.norm(dense))
 
-    def call(one: ct.SparseAttention) -> Callable[[], Array]:
-        run = jax.jit(lambda query, key, value: one(query, key, value, step=0, layer=0, rng=KEY))
+    def call(sparse: ct.SparseAttention) -> Callable[[], Array]:
+        run = jax.jit(lambda query, key, value: sparse(query, key, value, step=0, layer=0, rng=KEY))
         return lambda: run(query, key, value).block_until_ready()
 
-    def routed(one: ct.SparseAttention, routes: Array) -> float:
-        plans = one.planned.plans[1:]
+    def routed(sparse: ct.SparseAttention, routes: Array) -> float:
+        plans = sparse.planned.plans[1:]
         return error(ct.attention(query, key, value, plans, routes=routes))
 
     aligned = {density: layer(grid, density) for density in DENSITIES}
     timings = time_interleaved(
-        {"dense": attend_densely, **{str(key): call(one) for key, one in aligned.items()}}, repeats
+        {"dense": attend_densely, **{str(key): call(sparse) for key, sparse in aligned.items()}},
+        repeats,
     )
     rows, agreements = [], []
-    for density, one in aligned.items():
+    for density, sparse in aligned.items():
         exact = layer(grid, density, mode="split")
         routes = jnp.asarray(exact.route(query, key, value, step=0, layer=0, rng=KEY).routes) - 1
         everything = jnp.arange(0, grid.num_tokens, 8)
         thorough = ct.route_heads(query, key, value, exact.planned.plans[1:], rows=everything)
         agreements.append(float(jnp.mean(thorough.routes == routes)))
-        work = ct.expected_work(one.policy, grid, num_steps=1, num_layers=1)
+        work = ct.expected_work(sparse.policy, grid, num_steps=1, num_layers=1)
         rows.append(
             Row(
                 density,
                 work.visited or 1.0,
                 timings[str(density)].median / timings["dense"].median,
-                aligned=error(call(one)()),
+                aligned=error(call(sparse)()),
                 exact=routed(exact, routes),
                 exact_without_sink=error(call(layer(grid, density, mode="split", sink_frames=0))()),
                 all_spatial=routed(exact, jnp.zeros_like(routes)),
@@ -126,7 +127,9 @@ def main() -> None:
         jnp.asarray(array, jnp.bfloat16) for array in (inputs.query, inputs.key, inputs.value)
     ]
     rows, agreement = measure(grid, arrays, arguments.repeats)
-    chosen = next(one for one in ct.implementations() if one.available and one.automatic)
+    chosen = next(
+        sparse for sparse in ct.implementations() if sparse.available and sparse.automatic
+    )
     print(f"{grid}, {arguments.heads} heads of 128, bfloat16, {inputs.description}; {chosen.name}")
     print(f"64 rows route as every eighth row does: {agreement:.0%} of the heads")
     print(HEADER)

@@ -115,7 +115,7 @@ def measure(size: str, repeats: int) -> dict[str, Any]:
                 "visited": sparse.visited,
             }
         )
-    medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    medians = {name: statistics.median(entry[name] for entry in rounds) for name in rounds[0]}
     return {
         "size": size,
         "tokens": grid.num_tokens,
@@ -155,7 +155,7 @@ def main() -> None:
             f"{result['visited']:.1%}",
         )
         print("| " + " | ".join(cells) + " |", flush=True)
-    implementations = ", ".join(sorted({one["implementation"] for one in results}))
+    implementations = ", ".join(sorted({entry["implementation"] for entry in results}))
     print(f"\n{implementations}, {options.threads} threads, torch {torch.__version__}")
     if options.json:
         report = {

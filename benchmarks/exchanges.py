@@ -21,7 +21,10 @@ def main() -> None:
         for mask in (ct.spatial_mask(grid, DENSITY), ct.temporal_mask(grid, DENSITY)):
             for devices in (2, 4, 8):
                 schemes = exchange_report(mask, devices=devices, heads=HEADS, head_dim=HEAD_DIM)
-                cells = [f"{one.sent_bytes / MIB:,.0f} MiB, {one.imbalance:.2%}" for one in schemes]
+                cells = [
+                    f"{scheme.sent_bytes / MIB:,.0f} MiB, {scheme.imbalance:.2%}"
+                    for scheme in schemes
+                ]
                 print(f"| {video} | {mask.name} | {devices} | {' | '.join(cells)} |")
     print("\n| heads | batch | devices | imbalance |")
     print("|---|---|---|---|")

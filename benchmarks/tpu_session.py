@@ -79,7 +79,7 @@ def check_numerics(implementation: str) -> list[NumericsCheck]:
             )
             for head, route in enumerate(routes[0]):
                 one_query, one_key, one_value = (
-                    np.asarray(one[0, :, head : head + 1]) for one in (query, key, value)
+                    np.asarray(array[0, :, head : head + 1]) for array in (query, key, value)
                 )
                 expected, expected_lse = ct.reference_rows(
                     one_query, one_key, one_value, plans[route], rows

@@ -47,7 +47,7 @@ def denoising(grid: TokenGrid, layers: int, dtype: str, run: bool) -> None:
     @jax.jit
     def build() -> WanTransformer3DModel:
         model = WanTransformer3DModel(config, key=jax.random.key(0), dtype=dtype)
-        return eqx.tree_at(lambda one: one.blocks, model, pack_layers(model.blocks))
+        return eqx.tree_at(lambda transformer: transformer.blocks, model, pack_layers(model.blocks))
 
     @jax.jit
     def step(

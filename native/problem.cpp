@@ -59,7 +59,7 @@ std::string find_fault(const Problem& problem) {
     return "routes name a plan that is not there";
   if (problem.valid_text != nullptr &&
       !all_below(problem.valid_text, problem.batch, problem.num_tokens + 1))
-    return "valid_text is more than the sequence holds";
+    return "prompt_lengths is more than the sequence holds";
   for (int64_t i = 0; i < num_plans; ++i) {
     const std::string fault = find_fault(problem.plans[i], problem.num_tokens);
     if (!fault.empty()) return "plan " + std::to_string(i) + ": " + fault;

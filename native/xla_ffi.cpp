@@ -72,7 +72,7 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::AnyBuffer query, ffi::AnyBuffer key
   if (static_cast<int64_t>(routes.element_count()) != problem.batch * problem.heads)
     return invalid("routes must be [batch, heads]");
   if (static_cast<int64_t>(valid_text.element_count()) != problem.batch)
-    return invalid("valid_text must be [batch]");
+    return invalid("prompt_lengths must be [batch]");
   if (static_cast<int64_t>(lse->element_count()) != problem.batch * tokens * problem.heads)
     return invalid("lse must be [batch, tokens, heads]");
   if (header.dimensions().size() != 2 || header.dimensions()[1] != kHeaderColumns)

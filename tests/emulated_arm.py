@@ -64,7 +64,9 @@ class EmulatedLibrary:
     def _attend(
         self, path: str, plans: tuple[TilePlan, ...], scale: float, *arrays: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        query, key, value, routes, valid_text = (np.ascontiguousarray(array) for array in arrays)
+        query, key, value, routes, prompt_lengths = (
+            np.ascontiguousarray(array) for array in arrays
+        )
         tables = flatten_plans(plans)
         sizes = (
             len(path),
@@ -86,7 +88,7 @@ class EmulatedLibrary:
             key,
             value,
             routes.astype(np.int32),
-            valid_text.astype(np.int32),
+            prompt_lengths.astype(np.int32),
             *vars(tables).values(),
         )
         request = b"".join(piece.tobytes() for piece in pieces)

@@ -241,8 +241,8 @@ class KernelSuite:
         for array in (query, key, value):
             array[:, padding] = number
         found = self.attend_and_lse(query, key, value, plan, prompt_length=4)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one[:, ~padding], other[:, ~padding], 1e-6, 1e-6)
+        for arguments, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(arguments[:, ~padding], other[:, ~padding], 1e-6, 1e-6)
 
     def test_padded_text_feels_no_real_token(self) -> None:
         """Nor any real token the padding, whose values may be anything."""
@@ -277,8 +277,8 @@ class KernelSuite:
         attend = functools.partial(self.attend, plan=case.plan, return_lse=True)
         outputs, lses = jax.vmap(attend)(*stacked)
         for index, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
-            one = [array[index] for array in stacked]
-            self.check((output, lse), expected_of(one, [case.plan]))
+            arguments = [array[index] for array in stacked]
+            self.check((output, lse), expected_of(arguments, [case.plan]))
 
     def test_vmap_over_the_query_alone(self) -> None:
         case = find("ragged")

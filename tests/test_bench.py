@@ -112,11 +112,11 @@ class TestReference:
         np.testing.assert_array_equal(RoundedInputs.of(inputs, "float32").value, inputs.value)
 
     def test_reference_of_every_batch_row(self):
-        one, other = random_inputs(60, 2, 8, seed=1), random_inputs(60, 2, 8, seed=2)
+        first, other = random_inputs(60, 2, 8, seed=1), random_inputs(60, 2, 8, seed=2)
         both = Inputs(
-            np.concatenate([one.query, other.query]),
-            np.concatenate([one.key, other.key]),
-            np.concatenate([one.value, other.value]),
+            np.concatenate([first.query, other.query]),
+            np.concatenate([first.key, other.key]),
+            np.concatenate([first.value, other.value]),
             "both",
         )
         plan = workload().plan("aligned")

@@ -388,5 +388,5 @@ class TestImplementations:
 
     def test_json(self):
         document = json.loads(invoke("implementations", "--json", "-").stdout)
-        listed = {one["name"]: one["available"] for one in document["implementations"]}
-        assert listed == {one.name: one.available for one in ct.implementations()}
+        listed = {status["name"]: status["available"] for status in document["implementations"]}
+        assert listed == {status.name: status.available for status in ct.implementations()}

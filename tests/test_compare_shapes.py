@@ -175,9 +175,9 @@ class TestBlocks:
         assert [choice.density for choice in choices] == [0.4, 0.4]
 
     def test_a_block_that_attention_does_not_slow_down_tells_nothing(self) -> None:
-        one, two = Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.1, 2.2))
+        short, two = Timing((1.0, 1.1, 1.2)), Timing((2.0, 2.1, 2.2))
         row = BlockTimes(
-            "tiny", GRID, 3, dense=two, sparse=one, without=one, full_width=one, visited=1.0
+            "tiny", GRID, 3, dense=two, sparse=short, without=short, full_width=short, visited=1.0
         )
         assert row.attention_share.value == pytest.approx(1 - 1.1 / 2.1)
         assert str(row.attention_speedup.reason).startswith("the times overlap: 1 to 1.2")

@@ -216,14 +216,14 @@ def test_head_dims(path: str, head_dim: int, dtype: str) -> None:
 
 
 def test_it_is_the_default_on_a_cpu() -> None:
-    first = next(one for one in ct.implementations() if one.available and one.automatic)
-    assert (first.name, first.variant) == ("cpu", CpuImplementation().variant)
+    first = next(status for status in ct.implementations() if status.available and status.automatic)
+    assert (first.name, first.path) == ("cpu", CpuImplementation().path)
 
 
 def test_a_path_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATH_VARIABLE, "portable")
     assert CpuImplementation().unavailable() is None
-    assert CpuImplementation().variant == "portable"
+    assert CpuImplementation().path == "portable"
 
 
 def test_a_path_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_path_that_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     for implementation in (None, "cpu"):
         with pytest.raises(ValueError, match=r"CINETILE_CPU_PATH is 'avx3'.*portable"):
             ct.attention(*case.arrays(), case.plan, implementation=implementation)
-    status = next(one for one in ct.implementations() if one.name == "cpu")
+    status = next(status for status in ct.implementations() if status.name == "cpu")
     assert not status.available
     assert "avx3" in str(status)
 
@@ -332,7 +332,7 @@ class TestCorruptTables:
         ct.plan_tiles(ct.spatial_mask(SMALL, width=9), 16, 24, "aligned"),
     )
 
-    def call(self, routes: int = 0, valid_text: int = 0, **damaged: np.ndarray) -> None:
+    def call(self, routes: int = 0, prompt_lengths: int = 0, **damaged: np.ndarray) -> None:
         query, key, value = (jnp.asarray(array) for array in find("ragged").arrays())
         tables = vars(flatten_plans(self.PLANS)) | damaged
         run = jax.ffi.ffi_call(
@@ -347,7 +347,7 @@ class TestCorruptTables:
             key,
             value,
             np.full(query.shape[::2], routes, np.int32),
-            np.full(query.shape[:1], valid_text, np.int32),
+            np.full(query.shape[:1], prompt_lengths, np.int32),
             *tables.values(),
             scale=np.float32(1),
             path="portable",
@@ -386,7 +386,7 @@ class TestCorruptTables:
             pytest.param(_set("header", (0, 11), 71), "text", id="text"),
             pytest.param(lambda _: {"routes": 2}, "routes name a plan", id="route"),
             pytest.param(lambda _: {"routes": -1}, "routes name a plan", id="route-below-0"),
-            pytest.param(lambda _: {"valid_text": 71}, "valid_text", id="valid-text"),
+            pytest.param(lambda _: {"prompt_lengths": 71}, "prompt_lengths", id="valid-text"),
             pytest.param(
                 lambda tables: {"header": tables.header[:, :-1]}, "header", id="header-columns"
             ),

@@ -125,7 +125,7 @@ def test_text_that_does_not_exist() -> None:
     lengths = np.array([4, 9], np.int32)
     expected = through_xla(arrays, plan, routes=routes, prompt_length=lengths)
     output = np.zeros_like(arrays[0])
-    attend(DirectAttention((plan,)), arrays, output, routes=routes, valid_text=lengths)
+    attend(DirectAttention((plan,)), arrays, output, routes=routes, prompt_lengths=lengths)
     np.testing.assert_array_equal(output, np.asarray(expected))
 
 
@@ -137,8 +137,11 @@ def test_text_that_does_not_exist() -> None:
         ({"num_threads": 0}, "num_threads is below 1"),
         ({"head_dim": 0}, "an array is empty"),
         ({"dtype": "float64"}, "dtype must be one of 'float32', 'bfloat16', 'float16'"),
-        ({"valid_text": np.array([71, 0], np.int32)}, "valid_text is more than the sequence holds"),
-        ({"valid_text": np.zeros(3, np.int32)}, r"valid_text must be \[2\], got \[3\]"),
+        (
+            {"prompt_lengths": np.array([71, 0], np.int32)},
+            "prompt_lengths is more than the sequence holds",
+        ),
+        ({"prompt_lengths": np.zeros(3, np.int32)}, r"prompt_lengths must be \[2\], got \[3\]"),
     ],
     ids=str,
 )

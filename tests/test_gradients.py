@@ -53,8 +53,8 @@ def assert_same_gradients(plans: Any, routes: np.ndarray, *, jit: bool = False) 
 
     actual = gradients(jax.jit(sparse) if jit else sparse)
     expected = gradients(lambda q, k, v: masked_attention(q, k, v, kept))
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    for gradient, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(gradient, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [SPATIAL, TEMPORAL], ids=["spatial", "temporal"])
@@ -113,8 +113,8 @@ def test_run_time_prompt_length(mode: Any, length: int) -> None:
 
     actual = gradients(sparse)
     expected = gradients(lambda q, k, v: masked_attention(q, k, v, kept)[0])
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    for gradient, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(gradient, other, atol=1e-5)
 
 
 def test_bfloat16_gradients_have_the_dtype_of_their_arrays() -> None:
@@ -129,9 +129,9 @@ def test_bfloat16_gradients_have_the_dtype_of_their_arrays() -> None:
     wide = jax.grad(loss, argnums=(0, 1, 2))(
         *(array.astype(jnp.float32) for array in (query, key, value))
     )
-    for one, other in zip(narrow, wide, strict=True):
-        assert one.dtype == jnp.bfloat16
-        np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.05, rtol=0.05)
+    for gradient, other in zip(narrow, wide, strict=True):
+        assert gradient.dtype == jnp.bfloat16
+        np.testing.assert_allclose(gradient.astype(jnp.float32), other, atol=0.05, rtol=0.05)
 
 
 def test_memory_is_linear_in_the_tokens() -> None:

@@ -64,7 +64,7 @@ def innermost_loops(code: list[Instruction]) -> list[Loop]:
         for index, instruction in enumerate(code)
         if instruction.target in indices and instruction.target <= instruction.address
     ]
-    ranges.sort(key=lambda one: (one[1], -one[0]))
+    ranges.sort(key=lambda instruction: (instruction[1], -instruction[0]))
     loops, last_start = [], -1
     for start, stop in ranges:
         if start > last_start:
@@ -76,19 +76,23 @@ def innermost_loops(code: list[Instruction]) -> list[Loop]:
 def carries_sums(loop: Loop) -> bool:
     """Whether four registers or more are only added to, by a quarter of the loop at least."""
     results = [instruction.result for instruction in loop if instruction.name[0] != "j"]
-    sums = [one for one in loop if one.is_multiply_add and results.count(one.result) == 1]
+    sums = [
+        instruction
+        for instruction in loop
+        if instruction.is_multiply_add and results.count(instruction.result) == 1
+    ]
     return len(sums) >= 4 and 4 * len(sums) >= len(loop)
 
 
 def path_of(loop: Loop) -> str:
-    text = " ".join(f"{one.name} {one.operands}" for one in loop if one.is_multiply_add)
+    text = " ".join(f"{step.name} {step.operands}" for step in loop if step.is_multiply_add)
     if "vdpbf16ps" in text:
         return "avx512_bf16"
     return "avx512" if "%zmm" in text else "avx2"
 
 
 def intruders(loop: Loop) -> list[str]:
-    return [f"{one.name} {one.operands}" for one in loop if not one.is_allowed]
+    return [f"{step.name} {step.operands}" for step in loop if not step.is_allowed]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,9 @@ def loops() -> list[Loop]:
 @pytest.mark.parametrize("path", SHAPES)
 def test_inner_loops_only_load_and_multiply(loops: list[Loop], path: str) -> None:
     own = [loop for loop in loops if path_of(loop) == path]
-    assert {sum(one.is_multiply_add for one in loop) for loop in own} == SHAPES[path]
+    assert {sum(instruction.is_multiply_add for instruction in loop) for loop in own} == SHAPES[
+        path
+    ]
     assert [intruders(loop) for loop in own] == [[]] * len(own)
 
 

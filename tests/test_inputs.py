@@ -436,9 +436,9 @@ class TestClip:
         assert not np.allclose(inputs.query, other.query)
 
     def test_a_head_is_the_same_beside_others(self, clip):
-        one = clip_inputs(clip, *GRID, heads=1, head_dim=16)
+        single = clip_inputs(clip, *GRID, heads=1, head_dim=16)
         three = clip_inputs(clip, *GRID, heads=3, head_dim=16)
-        np.testing.assert_array_equal(three.key[:, :, :1], one.key)
+        np.testing.assert_array_equal(three.key[:, :, :1], single.key)
         assert not np.allclose(three.key[:, :, 1], three.key[:, :, 2])
 
     def test_norms(self, clip):

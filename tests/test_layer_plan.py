@@ -31,7 +31,11 @@ class CoarseTpu(PallasTpuImplementation):
         return None
 
     def unsupported(self, request: AttentionRequest) -> str | None:
-        return "it takes no prompt_length" if request.has_padding else super().unsupported(request)
+        return (
+            "it takes no prompt_length"
+            if request.has_prompt_lengths
+            else super().unsupported(request)
+        )
 
 
 class Recorded(XlaImplementation):
@@ -48,7 +52,7 @@ class TestFallback:
     """A call that the preferred implementation refuses: a prompt with padding."""
 
     POLICY = ct.SparsityPolicy(0.5, patterns=("spatial", "temporal"), **ALWAYS)
-    CALL = CallShape(1, 2, 16, "float32", has_padding=True)
+    CALL = CallShape(1, 2, 16, "float32", has_prompt_lengths=True)
 
     def test_the_fallback_has_its_own_blocks(self) -> None:
         allowed = CoarseTpu(), XlaImplementation()

@@ -36,7 +36,7 @@ def layer_of(policy: ct.SparsityPolicy = POLICY, **options: Any) -> ct.SparseAtt
 
 def check(layer: ct.SparseAttention, arrays: Any, output: Any, plans: Any) -> None:
     """Compares an output with attention in float64 under the named plans."""
-    routes = np.array([[layer.planned.choices.index(one) for one in row] for row in plans])
+    routes = np.array([[layer.planned.choices.index(item) for item in row] for row in plans])
     expected, _ = expected_of(arrays, layer.planned.plans, routes)
     np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-5)
 
@@ -187,7 +187,7 @@ class TestCalls:
         jaxpr = jax.make_jaxpr(lambda step: attend(*self.ARRAYS, step=step, layer=1, rng=KEY))(
             jnp.int32(0)
         )
-        switch = next(one for one in jaxpr.jaxpr.eqns if one.primitive.name == "cond")
+        switch = next(item for item in jaxpr.jaxpr.eqns if item.primitive.name == "cond")
         sizes = [str(branch).count("dot_general") for branch in switch.params["branches"]]
         assert sizes[0] == 0
         assert all(sizes[1:])
@@ -443,6 +443,6 @@ class TestGradients:
             )
         )
         expected = jax.grad(routed, argnums=(0, 1, 2))(*arrays)
-        for one, other in zip(sparse(*arrays, step), expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for item, other in zip(sparse(*arrays, step), expected, strict=True):
+            np.testing.assert_allclose(item, other, rtol=1e-5, atol=1e-6)
             assert np.abs(other).max() > 1e-3

@@ -43,7 +43,7 @@ MADE_UP = ct.Pattern("near-and-first", near_and_first)
 
 
 class TestPattern:
-    @pytest.mark.parametrize("pattern", ct.PATTERNS, ids=lambda one: one.name)
+    @pytest.mark.parametrize("pattern", ct.PATTERNS, ids=lambda item: item.name)
     @pytest.mark.parametrize("place", ["none", "last", "first"])
     def test_every_one_has_a_mask_and_a_probe(self, pattern: ct.Pattern, place: str) -> None:
         text = {} if place == "none" else {"text_tokens": 7, "text_first": place == "first"}
@@ -161,6 +161,6 @@ def test_a_pattern_has_one_colour_in_every_picture() -> None:
 
 
 def test_command_line_reads_the_tuple() -> None:
-    option = next(one for one in route_command.params if one.name == "patterns")
+    option = next(item for item in route_command.params if item.name == "patterns")
     assert isinstance(option.type, NamesType)
     assert option.type.known == tuple(pattern.name for pattern in ct.PATTERNS)

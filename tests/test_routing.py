@@ -24,7 +24,7 @@ KEY = jax.random.key(7)
 
 def masks_on(grid: ct.TokenGrid, width: int = 20, **options: Any) -> tuple[ct.Mask, ct.Mask]:
     build = (ct.spatial_mask, ct.temporal_mask)
-    spatial, temporal = (one(grid, width=width, **options) for one in build)
+    spatial, temporal = (item(grid, width=width, **options) for item in build)
     return spatial, temporal
 
 
@@ -57,7 +57,7 @@ def expected_errors(
             )[0]
             for matrix in (np.ones((tokens, tokens), bool), *kept)
         ]
-        errors[row, head] = [np.mean((one - outputs[0]) ** 2) for one in outputs[1:]]
+        errors[row, head] = [np.mean((item - outputs[0]) ** 2) for item in outputs[1:]]
     return errors
 
 
@@ -76,7 +76,7 @@ class TestErrors:
         query, key, value = (array.astype(dtype) for array in random_arrays(shape))
         found = ct.route_heads(query, key, value, masks, rows=self.ROWS)
         expected = expected_errors(
-            (query, key, value), [one.to_dense() for one in masks], self.ROWS
+            (query, key, value), [item.to_dense() for item in masks], self.ROWS
         )
         tolerance = 1e-5 if dtype == "float32" else 2e-2
         np.testing.assert_allclose(found.errors, expected, rtol=tolerance, atol=tolerance / 10)
@@ -104,7 +104,7 @@ class TestErrors:
         exists = text_exists(grid, [5, 0])
         rows = np.append(self.ROWS, [3, 123, 125])  # text that exists and text that does not
         expected = expected_errors(
-            (query, key, value), [one.to_dense() for one in masks], rows, exists
+            (query, key, value), [item.to_dense() for item in masks], rows, exists
         )
         query[~exists] = key[~exists] = value[~exists] = padding
         found = ct.route_heads(query, key, value, masks, rows=rows, prompt_length=np.array([5, 0]))
@@ -148,7 +148,7 @@ class TestErrors:
         key[:, loud, :, 0] = gap
         rows = np.array([0, 5, 110, 60])
         found = ct.route_heads(query, key, value, masks, rows=rows)
-        expected = expected_errors((query, key, value), [one.to_dense() for one in masks], rows)
+        expected = expected_errors((query, key, value), [item.to_dense() for item in masks], rows)
         assert expected.min() > 1e-2
         np.testing.assert_allclose(found.errors, expected, rtol=1e-4)
 
@@ -184,7 +184,7 @@ def known_heads(grid: ct.TokenGrid, patterns: list[list[str]]) -> tuple[Any, Any
     wanted = {"spatial": np.eye(grid.frames)[frame], "temporal": np.eye(20)[place]}
     size = 32
     features = {
-        name: np.pad(one, ((0, 0), (0, size - one.shape[1]))) for name, one in wanted.items()
+        name: np.pad(item, ((0, 0), (0, size - item.shape[1]))) for name, item in wanted.items()
     }
     query = np.stack([np.stack([features[p] for p in row], axis=1) for row in patterns])
     value = np.random.default_rng(0).standard_normal(query.shape)

@@ -268,8 +268,8 @@ def test_tensors_with_gaps_are_not_changed(name: str) -> None:
     before = [tensor.clone() for tensor in (query, key, value)]
     found = attention(query, key, value, plan, implementation=name)
     torch.testing.assert_close(found, attention(*tensors, plan, implementation=name))
-    for one, other in zip((query, key, value), before, strict=True):
-        assert torch.equal(one, other)
+    for tensor, other in zip((query, key, value), before, strict=True):
+        assert torch.equal(tensor, other)
 
 
 class Allocated(TorchDispatchMode):
@@ -288,7 +288,9 @@ class Allocated(TorchDispatchMode):
             storage = tensor.untyped_storage()
             pointer = storage.data_ptr()
             size = storage.nbytes()
-            taken = [one.untyped_storage().data_ptr() for one in args if torch.is_tensor(one)]
+            taken = [
+                tensor.untyped_storage().data_ptr() for tensor in args if torch.is_tensor(tensor)
+            ]
             if pointer in self._known or pointer in taken or not size:
                 continue
             self.live += size
@@ -380,13 +382,13 @@ class TestMerge:
             return torch.softmax(logits, -1) @ value[start:stop], torch.logsumexp(logits, -1)
 
         pieces = [parts(0, 3), parts(3, 7)]
-        merged, lse = merge([one[0] for one in pieces], [one[1] for one in pieces])
+        merged, lse = merge([tensor[0] for tensor in pieces], [tensor[1] for tensor in pieces])
         whole, whole_lse = parts(0, 7)
         for found, expected in ((merged, whole), (lse, whole_lse)):
             got = torch.autograd.grad(found.sin().sum(), (query, key), retain_graph=True)
             want = torch.autograd.grad(expected.sin().sum(), (query, key), retain_graph=True)
-            for one, other in zip(got, want, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+            for tensor, other in zip(got, want, strict=True):
+                torch.testing.assert_close(tensor, other, atol=1e-5, rtol=1e-4)
 
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match="as many and at least 1, got 0 and 0"):

@@ -207,10 +207,10 @@ class TestReport:
         json.dumps(document, allow_nan=False)
 
     def test_two_kernels_cost_a_merge_and_more_steps(self) -> None:
-        one = report.static_report(self.CONFIG, compile_one=fake_compile)
+        first = report.static_report(self.CONFIG, compile_one=fake_compile)
         config = report.StaticConfig(self.CONFIG.workload, two_kernels=True)
         two = report.static_report(config, compile_one=fake_compile)
-        for row, other in zip(one.rows, two.rows, strict=True):
+        for row, other in zip(first.rows, two.rows, strict=True):
             assert other.static_ms > row.static_ms
             assert set(other.bundles_per_mpair) == set(row.bundles_per_mpair)
 

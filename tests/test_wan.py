@@ -52,7 +52,7 @@ def vae() -> AutoencoderKLWan:
     )
     vae = random_model(lambda: AutoencoderKLWan(config, key=jax.random.key(0)))
     return eqx.tree_at(
-        lambda one: [half.mid_block.attentions[0].proj.weight for half in halves(one)],
+        lambda first: [half.mid_block.attentions[0].proj.weight for half in halves(first)],
         vae,
         replace_fn=jnp.zeros_like,
     )
@@ -126,8 +126,8 @@ class TestTransformer:
 
         latents, timestep, text = self.inputs()
         run = eqx.filter_jit(self.model())
-        one, other = (run(latents, timestep, t, attention=nothing) for t in (text, text + 1))
-        assert float(jnp.abs(one - other).max()) > 1e-3
+        first, other = (run(latents, timestep, t, attention=nothing) for t in (text, text + 1))
+        assert float(jnp.abs(first - other).max()) > 1e-3
 
     def test_bfloat16(self):
         exact = eqx.filter_jit(self.model())(*self.inputs())
@@ -137,7 +137,7 @@ class TestTransformer:
         assert output.dtype == jnp.bfloat16
         difference = jnp.abs(output.astype(jnp.float32) - exact)
         assert 1e-4 < float(difference.max()) < 0.05 * float(jnp.abs(exact).max())
-        packed = eqx.tree_at(lambda one: one.blocks, narrow, pack_layers(narrow.blocks))
+        packed = eqx.tree_at(lambda first: first.blocks, narrow, pack_layers(narrow.blocks))
         again = eqx.filter_jit(packed)(*self.inputs())
         np.testing.assert_array_equal(output.astype(jnp.float32), again.astype(jnp.float32))
 
@@ -157,7 +157,9 @@ class TestTransformer:
     def test_rope_theta(self):
         """The small checkpoint's grid is small, and so may be its slowest rotation."""
         config = replace(self.config, rope_theta=100.0)
-        model, other = (eqx.filter_jit(random_transformer(one)) for one in (self.config, config))
+        model, other = (
+            eqx.filter_jit(random_transformer(first)) for first in (self.config, config)
+        )
         difference = model(*self.inputs()) - other(*self.inputs())
         assert float(jnp.abs(difference).max()) > 1e-3
 
@@ -177,9 +179,9 @@ class TestAutoencoder:
         latents = np.random.default_rng(0).normal(size=(1, 2, 4, 6, 4)).astype(np.float32)
         changed = latents.copy()
         changed[:, :, 2] += 1
-        one, other = vae.decode(latents), vae.decode(changed)
-        np.testing.assert_array_equal(one[:, :, :2], other[:, :, :2])
-        assert np.abs(one[:, :, 2:] - other[:, :, 2:]).max((0, 1, 3, 4)).min() > 1e-4
+        first, other = vae.decode(latents), vae.decode(changed)
+        np.testing.assert_array_equal(first[:, :, :2], other[:, :, :2])
+        assert np.abs(first[:, :, 2:] - other[:, :, 2:]).max((0, 1, 3, 4)).min() > 1e-4
 
     def test_normalization(self, vae: AutoencoderKLWan):
         latents = np.full((1, 2, 1, 2, 2), 3.0, np.float32)
@@ -254,13 +256,13 @@ class TestPipeline:
         assert output.records == ()
 
     def test_seeds(self, pipe: WanPipeline):
-        one, same, other = (
+        first, same, other = (
             pipe("a red ball", seed=seed, output_type="latent").frames for seed in (1, 1, 2)
         )
         drawn = pipe("a red ball", generator=np.random.default_rng(1), output_type="latent").frames
-        np.testing.assert_array_equal(one, same)
-        np.testing.assert_array_equal(one, drawn)
-        assert np.abs(np.asarray(one) - np.asarray(other)).max() > 0.1
+        np.testing.assert_array_equal(first, same)
+        np.testing.assert_array_equal(first, drawn)
+        assert np.abs(np.asarray(first) - np.asarray(other)).max() > 0.1
 
     def test_what_is_not_finite_makes_no_video(self, pipe: WanPipeline):
         latents = np.full((1, 4, 3, 4, 6), np.nan, np.float32)
@@ -468,8 +470,8 @@ class TestPipeline:
             defaults=pipe.defaults,
         )
         calls: list[Callable[..., Any]] = [pipe, built]
-        one, other = (call("a red ball", seed=3, output_type="latent").frames for call in calls)
-        np.testing.assert_array_equal(one, other)
+        first, other = (call("a red ball", seed=3, output_type="latent").frames for call in calls)
+        np.testing.assert_array_equal(first, other)
 
 
 class TestTrainedSizes:
@@ -558,8 +560,8 @@ class TestPolicy:
     def test_a_dense_policy_changes_nothing(self, pipe: WanPipeline):
         policy = replace(self.policy, dense_steps=((0, None),))
         arguments: dict[str, Any] = {"seed": 4, "output_type": "latent"}
-        one, other = (pipe("a red ball", policy=p, **arguments).frames for p in (policy, None))
-        np.testing.assert_allclose(one, other, atol=1e-4)
+        first, other = (pipe("a red ball", policy=p, **arguments).frames for p in (policy, None))
+        np.testing.assert_allclose(first, other, atol=1e-4)
 
     def test_implementations_agree(self, pipe: WanPipeline):
         size = pipe.video_size()
@@ -576,8 +578,8 @@ class TestPolicy:
         policy = ct.SparsityPolicy.preset("moderate")
         plan = pipe.plan("a red ball", height=32, width=32, num_frames=5, policy=policy)
         pair: tuple[Any, Any] = plan.attentions
-        assert [one.expert for one in pair] == ["high_noise", "low_noise"]
-        assert {(one.num_steps, one.num_layers) for one in pair} == {(50, 2)}
+        assert [first.expert for first in pair] == ["high_noise", "low_noise"]
+        assert {(first.num_steps, first.num_layers) for first in pair} == {(50, 2)}
 
     def test_excluded(self, pipe: WanPipeline):
         excluded: list[dict[str, Any]] = [{"policy": self.policy}, {"implementation": "xla"}]

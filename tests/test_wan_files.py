@@ -97,10 +97,10 @@ class TestWeights:
     def test_shards(self, transformer: Path):
         whole = flattened(WanTransformer3DModel.load(transformer))
         shard(transformer)
-        for one, other in zip(
+        for tensor, other in zip(
             whole, flattened(WanTransformer3DModel.load(transformer)), strict=True
         ):
-            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(tensor, other)
 
     def test_missing_shard(self, transformer: Path):
         shard(transformer)
@@ -155,7 +155,7 @@ class TestWeights:
         tensors = load_file(folder / "model.safetensors")
         wanted = tensors["shared.weight"]
         for names in (("shared",), ("encoder.embed_tokens",), ("shared", "encoder.embed_tokens")):
-            rest = {name: one for name, one in tensors.items() if name != "shared.weight"}
+            rest = {name: tensor for name, tensor in tensors.items() if name != "shared.weight"}
             save_file(
                 rest | {f"{name}.weight": wanted for name in names}, folder / "model.safetensors"
             )

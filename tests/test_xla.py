@@ -33,11 +33,11 @@ def compiled_for(plan: ct.TilePlan, heads: int = 1, head_dim: int = 32) -> tuple
 
 def children(equation: Any) -> Iterator[Jaxpr]:
     for parameter in equation.params.values():
-        for one in parameter if isinstance(parameter, tuple | list) else (parameter,):
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one
+        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
 
 
 def own_equations(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -93,13 +93,18 @@ def attention(
     batch, _, heads, head_dim = query.shape
     routes = _check_routes(routes, batch, heads, len(plans))
     scale = check_scale(scale, head_dim)
-    valid_text = check_prompt_length(prompt_length, batch, [plan.mask for plan in plans])
+    prompt_lengths = check_prompt_length(prompt_length, batch, [plan.mask for plan in plans])
     request = AttentionRequest(
-        batch, heads, head_dim, str(query.dtype), plans, has_padding=valid_text is not None
+        batch,
+        heads,
+        head_dim,
+        str(query.dtype),
+        plans,
+        has_prompt_lengths=prompt_lengths is not None,
     )
     chosen = select_implementation(implementation, request)
     query, key, value = (jnp.asarray(array) for array in (query, key, value))
-    output, lse = attend_checked(chosen, query, key, value, routes, valid_text, plans, scale)
+    output, lse = attend_checked(chosen, query, key, value, routes, prompt_lengths, plans, scale)
     return (output, lse) if return_lse else output
 
 
@@ -110,7 +115,7 @@ def attend_checked(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
     plans: tuple[TilePlan, ...],
     scale: float,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
@@ -122,29 +127,31 @@ def attend_checked(
         key: keys in frame-major order.
         value: values in frame-major order.
         routes: index into `plans` per batch row and head; None with a single plan.
-        valid_text: prompt length per batch row; None without padding.
+        prompt_lengths: prompt length per batch row; None without padding.
         plans: plans on one grid.
         scale: factor on the logits.
 
     Returns:
         The output and the log-sum-exp of each row.
     """
-    if valid_text is not None:
+    if prompt_lengths is not None:
         # Padding has no weight, but that alone would not silence a NaN.
-        exists = text_exists(plans[0].grid, valid_text)
+        exists = text_exists(plans[0].grid, prompt_lengths)
         value = jnp.where(exists[:, :, None, None], value, jnp.zeros((), value.dtype))
-    return chosen.attend(query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text)
+    return chosen.attend(
+        query, key, value, routes, plans=plans, scale=scale, prompt_lengths=prompt_lengths
+    )
 
 
 def _check_plans(plan: TilePlan | Sequence[TilePlan]) -> tuple[TilePlan, ...]:
     plans = tuple(plan) if isinstance(plan, Sequence) else (plan,)
     if not plans:
         raise ValueError("plan must be a tile plan or a non-empty sequence of them, got none")
-    for one in plans:
-        if not isinstance(one, TilePlan):
-            raise TypeError(f"plan must hold tile plans, got {type(one).__name__}")
-        if one.grid != plans[0].grid:
-            raise ValueError(f"plan must hold plans on one grid, got {plans[0].grid}, {one.grid}")
+    for entry in plans:
+        if not isinstance(entry, TilePlan):
+            raise TypeError(f"plan must hold tile plans, got {type(entry).__name__}")
+        if entry.grid != plans[0].grid:
+            raise ValueError(f"plan must hold plans on one grid, got {plans[0].grid}, {entry.grid}")
     return plans
 
 

@@ -58,8 +58,8 @@ def sent(run: Any, mesh: Mesh, spec: PartitionSpec) -> Counter[str]:
     array = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
     counts: Counter[str] = Counter()
     compiled = jax.jit(run).lower(array, array, array).compile()
-    for one in collectives(compiled.as_text() or ""):
-        counts[one.kind] += one.sent_bytes
+    for collective in collectives(compiled.as_text() or ""):
+        counts[collective.kind] += collective.sent_bytes
     return counts
 
 

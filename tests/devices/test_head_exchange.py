@@ -74,7 +74,7 @@ def test_explicit_axes() -> None:
     mesh = jax.make_mesh((2, 2, 2), ("data", "sequence", "heads"))
     check(mesh)
     sharding = NamedSharding(mesh, PartitionSpec("data", "sequence"))
-    query, key, value = (jax.device_put(one, sharding) for one in arrays_of(EVEN))
+    query, key, value = (jax.device_put(array, sharding) for array in arrays_of(EVEN))
     alone = layer_of(grid=EVEN)(*arrays_of(EVEN), step=2, layer=1, rng=KEY)
     spread = layer_of(mesh, grid=EVEN)(query, key, value, step=2, layer=1, rng=KEY)
     np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=1e-5)
@@ -137,7 +137,7 @@ def test_one_compilation_for_all_steps() -> None:
 def test_sharded_arrays_stay_sharded() -> None:
     mesh = mesh_of(data=2, sequence=4)
     sharding = NamedSharding(mesh, PartitionSpec("data", "sequence"))
-    query, key, value = (jax.device_put(one, sharding) for one in arrays_of(EVEN))
+    query, key, value = (jax.device_put(array, sharding) for array in arrays_of(EVEN))
     output = layer_of(mesh, grid=EVEN)(query, key, value, step=2, layer=1, rng=KEY)
     assert output.sharding.is_equivalent_to(sharding, 4)
 

@@ -49,8 +49,8 @@ def test_as_on_one_device(alone: Any, axes: dict[str, int], weights: Any) -> Non
     spread = generate(pipe)
     np.testing.assert_allclose(spread.frames, alone.frames, rtol=1e-4, atol=1e-4)
     for found, expected in zip(spread.records, alone.records, strict=True):
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one.routes, other.routes)
+        for record, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(record.routes, other.routes)
     weight = pipe.transformer.blocks.ffn.up.weight
     assert weight.sharding.num_devices == math.prod(axes.values())
     assert not weight.is_fully_replicated
@@ -59,7 +59,7 @@ def test_as_on_one_device(alone: Any, axes: dict[str, int], weights: Any) -> Non
 def test_dense_and_without_guidance() -> None:
     options = {"policy": None, "guidance_scale": 1.0}
     mesh = mesh_of(sequence=4, heads=2)
-    spread, expected = (generate(open_golden(mesh=one), **options) for one in (mesh, None))
+    spread, expected = (generate(open_golden(mesh=record), **options) for record in (mesh, None))
     np.testing.assert_allclose(spread.frames, expected.frames, rtol=1e-4, atol=1e-4)
 
 

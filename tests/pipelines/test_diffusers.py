@@ -167,7 +167,7 @@ class TestFamilies:
         experts = {"transformer": None, "transformer_2": None}
         if len(transformers(pipe)) == 2:
             experts = {"transformer": "high_noise", "transformer_2": "low_noise"}
-        family = ctd.FAMILIES[[one.name for one in ctd.FAMILIES].index(tiny.family)]
+        family = ctd.FAMILIES[[item.name for item in ctd.FAMILIES].index(tiny.family)]
         for component, model in transformers(pipe).items():
             for index, layer in enumerate(family.layers(model)):
                 masks = iter(
@@ -214,9 +214,9 @@ class TestFamilies:
         summary = handle.summary()
         places = [(call.step, call.forward, call.layer) for call in summary.calls]
         assert places == [
-            (step, step * tiny.passes + one, layer)
+            (step, step * tiny.passes + item, layer)
             for step in range(STEPS)
-            for one in range(tiny.passes)
+            for item in range(tiny.passes)
             for layer in range(tiny.num_layers)
         ]
         for call in summary.calls:
@@ -521,7 +521,7 @@ class TestConventions:
         pipe.transformer_2 = None  # to save memory, as users do
         assert handle.summary().calls == ()
         handle.restore()
-        assert not any(isinstance(one, SparseProcessor) for one in mine.attn_processors.values())
+        assert not any(isinstance(item, SparseProcessor) for item in mine.attn_processors.values())
 
     def test_another_block(self) -> None:
         """It would run densely."""
@@ -544,13 +544,13 @@ class TestConventions:
     def test_several_pipelines_at_once(self) -> None:
         first, second = WAN.build(), named("ltx").build()
         with (
-            ctd.enable_sparse_attention(first, POLICY) as one,
+            ctd.enable_sparse_attention(first, POLICY) as item,
             ctd.enable_sparse_attention(second, SPARSE) as other,
         ):
             WAN.run(first)
             named("ltx").run(second)
-            assert (one.summary().family, other.summary().family) == (WAN.family, "LTX-Video")
-            assert one.summary().sparse_calls < len(one.summary().calls)
+            assert (item.summary().family, other.summary().family) == (WAN.family, "LTX-Video")
+            assert item.summary().sparse_calls < len(item.summary().calls)
             assert other.summary().sparse_calls == len(other.summary().calls)
 
     def test_pipelines_in_threads_of_their_own(self) -> None:

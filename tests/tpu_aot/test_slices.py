@@ -34,11 +34,13 @@ def test_what_the_chips_exchange(topology: str, axes: dict[str, int]) -> None:
         ct.spatial_mask(GRID, 0.35), devices=4, heads=HEADS, head_dim=HEAD_DIM, batch=rows
     )[1]
     moved: Counter[str] = Counter()
-    for one in compiled.collectives:
-        moved[one.kind] += one.sent_bytes
+    for collective in compiled.collectives:
+        moved[collective.kind] += collective.sent_bytes
     assert moved.pop("all-to-all") == expected.all_to_all
     # The compiler chooses how the routes are told: by gathering, or by adding them up.
     assert set(moved) <= {"all-gather", "all-reduce"}
     assert sum(moved.values()) <= 4 * max(expected.all_gather, 64)
-    exchanges = [one for one in compiled.collectives if one.kind == "all-to-all"]
-    assert [one.devices for one in exchanges] == [4] * 4
+    exchanges = [
+        collective for collective in compiled.collectives if collective.kind == "all-to-all"
+    ]
+    assert [collective.devices for collective in exchanges] == [4] * 4

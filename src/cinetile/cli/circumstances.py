@@ -46,6 +46,6 @@ def machine_facts(machine: Machine, *further_versions: str) -> Facts:
     ]
 
 
-def kernel_name(implementation: str, variant: str) -> str:
+def kernel_name(implementation: str, path: str) -> str:
     """An implementation with its code path, where it has several."""
-    return implementation if variant == implementation else f"{implementation} ({variant})"
+    return implementation if path == implementation else f"{implementation} ({path})"

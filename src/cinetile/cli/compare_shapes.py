@@ -120,7 +120,7 @@ def _document(result: "BlockResult") -> dict[str, Any]:
         "machine": result.machine.to_dict(),
         "policy": config.policy.to_dict(),
         "implementation": result.implementation,
-        "variant": result.variant,
+        "path": result.path,
         "block": dataclasses.asdict(config.model.with_heads(config.heads)),
         "model": dataclasses.asdict(config.model),
         "num_steps": config.num_steps,
@@ -244,7 +244,7 @@ def _circumstances(result: "BlockResult", document: dict[str, Any]) -> Table:
                 f"density {policy.density:g}, {policy.mode}; {percent(document['sparse_calls'])} "
                 f"of the attention calls of {config.num_steps} steps are sparse",
             ),
-            ("kernel", kernel_name(result.implementation, result.variant)),
+            ("kernel", kernel_name(result.implementation, result.path)),
             *machine_facts(result.machine),
             (
                 "method",

@@ -26,8 +26,8 @@ def implementations_command(json_target: str | Path | None) -> None:
         for column in ("runs here", "chosen by default", "needs"):
             table.add_text_column(column)
         for status in statuses:
-            variant = "" if status.variant == status.name else f", its path {status.variant}"
-            runs = f"yes{variant}" if status.available else f"no: {status.reason}"
+            path = "" if status.path == status.name else f", its path {status.path}"
+            runs = f"yes{path}" if status.available else f"no: {status.reason}"
             automatic = "if it is the first that can" if status.automatic else "never"
             table.add_row(status.name, runs, automatic, status.requirements)
         console.print(table)

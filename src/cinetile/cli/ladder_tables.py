@@ -42,8 +42,10 @@ def _circumstances(result: LadderResult) -> Table:
                 f"{workload.block_q} queries x {workload.block_kv} keys, "
                 f"rounding {workload.rounding}",
             ),
-            ("kernel", kernel_name(first.implementation, first.variant)),
-            *machine_facts(result.machine, *(f"torch {one.version}" for one in result.rivals[:1])),
+            ("kernel", kernel_name(first.implementation, first.path)),
+            *machine_facts(
+                result.machine, *(f"torch {measured.version}" for measured in result.rivals[:1])
+            ),
             (
                 "method",
                 f"median of {counted(result.repeats, 'interleaved round')} after a warm-up; "

@@ -80,8 +80,8 @@ def plan_command(
         "cinetile": cinetile.__version__,
         "workload": _describe(workload),
         "plans": [
-            {"mode": name, "rounding": one.rounding, **dataclasses.asdict(one.stats)}
-            for name, one in plans.items()
+            {"mode": name, "rounding": tile_plan.rounding, **dataclasses.asdict(tile_plan.stats)}
+            for name, tile_plan in plans.items()
         ],
     }
     report(document, json_target, lambda console: _print(console, workload, plans))
@@ -124,10 +124,10 @@ def _print(console: Console, workload: Workload, plans: dict[str, TilePlan]) -> 
         "pairs added",
         "pairs dropped",
     )
-    for mode, one in plans.items():
-        stats = one.stats
+    for mode, tile_plan in plans.items():
+        stats = tile_plan.stats
         table.add_row(
-            mode if one.rounding is None else f"{mode} ({one.rounding})",
+            mode if tile_plan.rounding is None else f"{mode} ({tile_plan.rounding})",
             f"{stats.tiles_visited:,} of {stats.tiles_total:,}",
             f"{stats.tiles_masked:,}",
             percent(stats.masked_fraction),

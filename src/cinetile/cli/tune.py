@@ -116,7 +116,7 @@ def _print(console: Console, result: TuneResult) -> None:
             [
                 *workload_facts(result.workload),
                 ("plans", result.mode),
-                ("kernel", kernel_name(result.implementation, result.variant)),
+                ("kernel", kernel_name(result.implementation, result.path)),
                 *machine_facts(result.machine),
                 ("method", f"median of {counted(result.repeats, 'interleaved round')}"),
             ]

@@ -99,7 +99,9 @@ def _header(name: str, entry: Any) -> ArrayHeader:
     if not isinstance(dtype, str):
         raise ValueError(f"{label} has the dtype {_checks.shown(dtype)}")
     for what, values in (("shape", shape), ("data_offsets", offsets)):
-        if not isinstance(values, list) or any(type(one) is not int or one < 0 for one in values):
+        if not isinstance(values, list) or any(
+            type(number) is not int or number < 0 for number in values
+        ):
             raise ValueError(f"{label} has the {what} {_checks.shown(values)}")
     if len(shape) > _MAX_AXES:
         raise ValueError(f"{label} has {len(shape):,} axes, more than {_MAX_AXES}")

@@ -20,7 +20,7 @@ class AttentionRequest:
         head_dim: features of a head.
         dtype: name of the arrays' dtype, "float32", "bfloat16" or "float16".
         plans: plans that a head can be routed to; all on one token grid.
-        has_padding: whether some of the text may not exist, which is known at run time alone.
+        has_prompt_lengths: whether part of the text may be padding, by lengths known at run time.
     """
 
     batch: int
@@ -28,7 +28,7 @@ class AttentionRequest:
     head_dim: int
     dtype: str
     plans: tuple[TilePlan, ...]
-    has_padding: bool = False
+    has_prompt_lengths: bool = False
 
 
 class Implementation(abc.ABC):
@@ -51,7 +51,7 @@ class Implementation(abc.ABC):
     """Whether it moves tokens to a plan's orders and back in passes of their own."""
 
     @property
-    def variant(self) -> str:
+    def path(self) -> str:
         """Which of its code paths runs here; its name where there is but one."""
         return self.name
 
@@ -82,7 +82,7 @@ class Implementation(abc.ABC):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
-        valid_text: Int[Array, " batch"] | None = None,
+        prompt_lengths: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         """Runs attention; arguments are checked already.
 
@@ -93,7 +93,7 @@ class Implementation(abc.ABC):
             routes: index into `plans` for each head, possibly traced; None where there is one.
             plans: what each route visits.
             scale: factor on the logits.
-            valid_text: text tokens of each batch row that exist, possibly traced: no query
+            prompt_lengths: text tokens of each batch row that exist, possibly traced: no query
                 attends to those behind, and their own rows may give anything finite. In a
                 plan's key order they are the end of `key_order.text_range`. None where the
                 whole text exists.

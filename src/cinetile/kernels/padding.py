@@ -14,16 +14,16 @@ from cinetile.grid import TokenGrid
 from cinetile.plans import TilePlan
 
 
-def key_exists(plan: TilePlan, key: Any, valid_text: Any) -> Any:
-    """Whether a key is video or one of the first `valid_text` text tokens.
+def key_exists(plan: TilePlan, key: Any, prompt_length: Any) -> Any:
+    """Whether a key is video or one of the first `prompt_length` text tokens.
 
     Args:
         plan: says where the text keys stand.
         key: key positions in the order of the plan's mask; NumPy or JAX.
-        valid_text: text tokens that exist.
+        prompt_length: text tokens that exist.
     """
     start, stop = plan.mask.key_order.text_range(plan.grid)
-    return (key < start + valid_text) | (key >= stop)
+    return (key < start + prompt_length) | (key >= stop)
 
 
 def holds_text(plan: TilePlan, tile_kv: Int[np.ndarray, " tiles"]) -> Bool[np.ndarray, " tiles"]:
@@ -33,8 +33,10 @@ def holds_text(plan: TilePlan, tile_kv: Int[np.ndarray, " tiles"]) -> Bool[np.nd
     return (first < stop) & (start < end)
 
 
-def text_exists(grid: TokenGrid, valid_text: Int[Array, " batch"]) -> Bool[Array, "batch tokens"]:
+def text_exists(
+    grid: TokenGrid, prompt_lengths: Int[Array, " batch"]
+) -> Bool[Array, "batch tokens"]:
     """Which tokens of each batch row are no padding, in frame-major order."""
     first_text = 0 if grid.text_first else grid.num_video_tokens
     number = jnp.arange(grid.num_tokens) - first_text
-    return (number < valid_text[:, None]) | (number >= grid.text_tokens)
+    return (number < prompt_lengths[:, None]) | (number >= grid.text_tokens)

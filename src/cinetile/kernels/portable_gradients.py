@@ -22,15 +22,15 @@ def attend_with_portable_gradients(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
 ) -> Outputs:
-    """Runs `forward(query, key, value, routes, valid_text)`; differentiates the portable kernel.
+    """Runs `forward`; its gradients are those of the portable kernel.
 
     The backward pass repeats the forward one with the portable kernel, whose log-sum-exp its
     gradients need.
     """
     del plans, scale
-    return forward(query, key, value, routes, valid_text)
+    return forward(query, key, value, routes, prompt_lengths)
 
 
 def _forward(
@@ -47,11 +47,11 @@ def _backward(
     cotangents: Any,
 ) -> tuple[Any, ...]:
     del forward
-    *arrays, routes, valid_text = arguments
+    *arrays, routes, prompt_lengths = arguments
 
     def portable(query: Array, key: Array, value: Array) -> Any:
         return XlaImplementation().attend(
-            query, key, value, routes, plans=plans, scale=scale, valid_text=valid_text
+            query, key, value, routes, plans=plans, scale=scale, prompt_lengths=prompt_lengths
         )
 
     _, pull_back = jax.vjp(portable, *arrays)

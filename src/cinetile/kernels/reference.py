@@ -62,8 +62,9 @@ def reference_rows(
     output = np.empty((rows.size, num_heads, head_dim))
     lse = np.empty((rows.size, num_heads))
     step = max(1, _MAX_LOGITS // num_tokens)
-    valid_text = plan.grid.text_tokens if prompt_length is None else prompt_length
-    exists = key_exists(plan, np.arange(num_tokens), valid_text)
+    if prompt_length is None:
+        prompt_length = plan.grid.text_tokens
+    exists = key_exists(plan, np.arange(num_tokens), prompt_length)
     for head in range(num_heads):
         placed_key, placed_value = (
             np.asarray(array[key_order, head], np.float64) for array in (key, value)
@@ -104,13 +105,13 @@ class ReferenceImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
-        valid_text: Int[Array, " batch"] | None = None,
+        prompt_lengths: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         batch, num_tokens, heads, _ = query.shape
         dtype = query.dtype
 
         def on_host(
-            query: Array, key: Array, value: Array, routes: Array, valid_text: Array | None
+            query: Array, key: Array, value: Array, routes: Array, prompt_lengths: Array | None
         ) -> tuple[np.ndarray, np.ndarray]:
             output = np.empty(query.shape, dtype)
             lse = np.empty((batch, num_tokens, heads), np.float32)
@@ -124,7 +125,7 @@ class ReferenceImplementation(Implementation):
                     plans[int(routes[row, head])],
                     rows,
                     scale=scale,
-                    prompt_length=None if valid_text is None else int(valid_text[row]),
+                    prompt_length=None if prompt_lengths is None else int(prompt_lengths[row]),
                 )
             return output, lse
 
@@ -135,5 +136,5 @@ class ReferenceImplementation(Implementation):
             jax.ShapeDtypeStruct((batch, num_tokens, heads), jnp.float32),
         )
         return jax.pure_callback(
-            on_host, shapes, query, key, value, routes, valid_text, vmap_method="sequential"
+            on_host, shapes, query, key, value, routes, prompt_lengths, vmap_method="sequential"
         )

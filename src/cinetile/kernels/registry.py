@@ -32,7 +32,7 @@ class ImplementationStatus:
         automatic: whether it may be chosen where the caller names none.
         requirements: what it needs.
         reason: why it is not available; None if it is.
-        variant: which of its code paths runs here; None if it is not available.
+        path: which of its code paths runs here; None if it is not available.
     """
 
     name: str
@@ -40,11 +40,11 @@ class ImplementationStatus:
     automatic: bool
     requirements: str
     reason: str | None
-    variant: str | None
+    path: str | None
 
     def __str__(self) -> str:
-        variant = "" if self.variant in (None, self.name) else f" ({self.variant})"
-        state = f"available{variant}" if self.available else f"not available: {self.reason}"
+        path = "" if self.path in (None, self.name) else f" ({self.path})"
+        state = f"available{path}" if self.available else f"not available: {self.reason}"
         return f"{self.name}: {state} (needs {self.requirements})"
 
 
@@ -65,7 +65,7 @@ def status_of(implementation: Implementation) -> ImplementationStatus:
         implementation.automatic,
         implementation.requirements,
         reason,
-        implementation.variant if reason is None else None,
+        implementation.path if reason is None else None,
     )
 
 

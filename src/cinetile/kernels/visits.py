@@ -29,26 +29,26 @@ class Visits:
     inner: Int[np.ndarray, " visits"]
 
 
-def key_visits(plan: TilePlan, *, pairs: bool, mask_text: bool = False) -> Visits:
+def key_visits(plan: TilePlan, *, pairs: bool, mask_prompt: bool = False) -> Visits:
     """Key tiles that each query tile visits; on request, neighbouring full ones in pairs.
 
-    With `mask_text`, tiles that hold text are among the masked ones whatever the plan says.
+    With `mask_prompt`, tiles that hold text are among the masked ones whatever the plan says.
     """
-    q, kv, masked = plan.tile_q, plan.tile_kv, _masked(plan, mask_text)
+    q, kv, masked = plan.tile_q, plan.tile_kv, _masked(plan, mask_prompt)
     first_of_pair = _first_of_pair(q, kv, masked) if pairs else np.zeros_like(masked)
     return _sections(q, kv, masked, first_of_pair, plan.geometry.num_q_tiles)
 
 
-def query_visits(plan: TilePlan, *, mask_text: bool = False) -> Visits:
+def query_visits(plan: TilePlan, *, mask_prompt: bool = False) -> Visits:
     """Query tiles that each key tile visits: the same tiles seen from the keys, none in pairs."""
-    masked = _masked(plan, mask_text)
+    masked = _masked(plan, mask_prompt)
     no_pairs = np.zeros_like(masked)
     return _sections(plan.tile_kv, plan.tile_q, masked, no_pairs, plan.geometry.num_kv_tiles)
 
 
-def _masked(plan: TilePlan, mask_text: bool) -> Bool[np.ndarray, " tiles"]:
+def _masked(plan: TilePlan, mask_prompt: bool) -> Bool[np.ndarray, " tiles"]:
     masked = plan.tile_kind != TileKind.FULL
-    return masked | holds_text(plan, plan.tile_kv) if mask_text else masked
+    return masked | holds_text(plan, plan.tile_kv) if mask_prompt else masked
 
 
 def _first_of_pair(

@@ -37,19 +37,19 @@ class XlaImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
-        valid_text: Int[Array, " batch"] | None = None,
+        prompt_lengths: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         batch, _, heads, _ = query.shape
 
         def attend_head(
-            plan: TilePlan, query: Array, key: Array, value: Array, valid_text: Array | None
+            plan: TilePlan, query: Array, key: Array, value: Array, prompt_length: Array | None
         ) -> tuple[Array, Array]:
             mask, grid = plan.mask, plan.grid
             output, lse = tile_attention(
                 place(query, mask.query_order, grid, axis=0),
                 place(key, mask.key_order, grid, axis=0),
                 place(value, mask.key_order, grid, axis=0),
-                valid_text,
+                prompt_length,
                 plan,
                 scale,
             )
@@ -62,8 +62,8 @@ class XlaImplementation(Implementation):
             route, row, head = arguments
             branches = [lambda *arrays, plan=plan: attend_head(plan, *arrays) for plan in plans]
             arrays = (array[row, :, head] for array in (query, key, value))
-            row_text = None if valid_text is None else valid_text[row]
-            return jax.lax.switch(route, branches, *arrays, row_text)
+            prompt_length = None if prompt_lengths is None else prompt_lengths[row]
+            return jax.lax.switch(route, branches, *arrays, prompt_length)
 
         if routes is None:
             routes = jnp.zeros((batch, heads), jnp.int32)

@@ -23,7 +23,7 @@ def tile_attention_gradients(
     output_gradient: Float[Array, "tokens head_dim"],
     lse_gradient: Float[Array, " tokens"],
     *,
-    valid_text: Int[Array, ""] | None,
+    prompt_length: Int[Array, ""] | None,
     plan: TilePlan,
     scale: float,
 ) -> tuple[
@@ -62,7 +62,7 @@ def tile_attention_gradients(
         tiled(value, block_kv),
         jnp.arange(plan.geometry.num_kv_tiles) * block_kv,
     )
-    mask_text = valid_text is not None
+    mask_prompt = prompt_length is not None
     dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
     def weights_and_logit_gradient(
@@ -75,8 +75,8 @@ def tile_attention_gradients(
             prefix, low, high = (edges[:, column, None] for column in range(3))
             keys = first_key + jnp.arange(block_kv)
             kept = keeps(keys, prefix, low, high)
-            if valid_text is not None:
-                kept &= key_exists(plan, keys, valid_text)
+            if prompt_length is not None:
+                kept &= key_exists(plan, keys, prompt_length)
             weights = jnp.where(kept, weights, 0.0)
         return weights, weights * (dot(output_gradient, value.T) - drift[:, None])
 
@@ -106,14 +106,14 @@ def tile_attention_gradients(
         jnp.zeros_like(query_tiles[0][0]),
         query_tiles,
         key_tiles,
-        key_visits(plan, pairs=False, mask_text=mask_text),
+        key_visits(plan, pairs=False, mask_prompt=mask_prompt),
     )
     key_gradient, value_gradient = _accumulate(
         key_step,
         (jnp.zeros_like(key_tiles[0][0]),) * 2,
         key_tiles,
         query_tiles,
-        query_visits(plan, mask_text=mask_text),
+        query_visits(plan, mask_prompt=mask_prompt),
     )
 
     def flat(tiles: Array) -> Array:

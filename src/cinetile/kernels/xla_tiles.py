@@ -40,7 +40,7 @@ def tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
     value: Float[Array, "tokens head_dim"],
-    valid_text: Int[Array, ""] | None,
+    prompt_length: Int[Array, ""] | None,
     plan: TilePlan,
     scale: float,
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
@@ -55,28 +55,30 @@ def tile_attention(
         query: queries.
         key: keys.
         value: values.
-        valid_text: text tokens that exist; None for all of them.
+        prompt_length: text tokens that exist; None for all of them.
         plan: the tiles to visit.
         scale: factor on the logits, above 0.
 
     Returns:
         The output in the dtype of `query` and the natural log-sum-exp in float32.
     """
-    return _differentiable(query, key, value, valid_text, plan, scale)
+    return _differentiable(query, key, value, prompt_length, plan, scale)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _differentiable(query, key, value, valid_text, plan, scale) -> Any:
+def _differentiable(query, key, value, prompt_length, plan, scale) -> Any:
     attend = functools.partial(_tile_attention, plan=plan, scale=scale)
     on_cpu, elsewhere = (functools.partial(attend, on_cpu=on_cpu) for on_cpu in (True, False))
-    return jax.lax.platform_dependent(query, key, value, valid_text, cpu=on_cpu, default=elsewhere)
+    return jax.lax.platform_dependent(
+        query, key, value, prompt_length, cpu=on_cpu, default=elsewhere
+    )
 
 
 def _tile_attention(
     query: Float[Array, "tokens head_dim"],
     key: Float[Array, "tokens head_dim"],
     value: Float[Array, "tokens head_dim"],
-    valid_text: Int[Array, ""] | None,
+    prompt_length: Int[Array, ""] | None,
     *,
     plan: TilePlan,
     scale: float,
@@ -106,7 +108,7 @@ def _tile_attention(
     key_tiles, value_tiles = tiled(key, block_kv), tiled(value, block_kv)
     edges = np.pad(np.stack(plan.row_edges(), axis=1), ((0, -num_tokens % block_q), (0, 0)))
     edge_tiles = jnp.asarray(edges.reshape(-1, block_q, 3))
-    visits = key_visits(plan, pairs=True, mask_text=valid_text is not None)
+    visits = key_visits(plan, pairs=True, mask_prompt=prompt_length is not None)
     tile_kv = jnp.asarray(visits.inner)
 
     def one_query_tile(arguments: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -124,8 +126,8 @@ def _tile_attention(
                 prefix, low, high = (edges[:, column, None] for column in range(3))
                 keys = tile * block_kv + jnp.arange(block_kv)
                 kept = keeps(keys, prefix, low, high)
-                if valid_text is not None:
-                    kept &= key_exists(plan, keys, valid_text)
+                if prompt_length is not None:
+                    kept &= key_exists(plan, keys, prompt_length)
                 scores = jnp.where(kept, scores, _MASKED_SCORE)
             maximum = jnp.maximum(state.maximum, scores.max(axis=1))
             # Scaling here is free, and unlike scaling a bfloat16 query it rounds nothing.
@@ -155,7 +157,7 @@ def _tile_attention(
         state = jax.lax.fori_loop(masked_start, stop, masked, state)
         lse = state.maximum * scale + jnp.log(state.total)
         total = state.total
-        if valid_text is not None:  # else every row keeps a key
+        if prompt_length is not None:  # else every row keeps a key
             total = jnp.where(total > 0.0, total, 1.0)
         return state.accumulator / total[:, None], lse
 
@@ -172,15 +174,15 @@ def _dot(left: Float[Array, "m k"], right: Float[Array, "k n"]) -> Float[Array, 
     return jnp.matmul(left, right, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _forward(query, key, value, valid_text, plan, scale):
-    output, lse = tile_attention(query, key, value, valid_text, plan, scale)
-    return (output, lse), (query, key, value, output, lse, valid_text)
+def _forward(query, key, value, prompt_length, plan, scale):
+    output, lse = tile_attention(query, key, value, prompt_length, plan, scale)
+    return (output, lse), (query, key, value, output, lse, prompt_length)
 
 
 def _backward(plan, scale, saved, gradients):
-    *arrays, valid_text = saved
+    *arrays, prompt_length = saved
     arrays_gradients = tile_attention_gradients(
-        *arrays, *gradients, valid_text=valid_text, plan=plan, scale=scale
+        *arrays, *gradients, prompt_length=prompt_length, plan=plan, scale=scale
     )
     return *arrays_gradients, None
 

@@ -40,19 +40,19 @@ class CallShape(NamedTuple):
         heads: heads.
         head_dim: features per head.
         dtype: "float32" or "bfloat16".
-        has_padding: whether the call has a prompt length.
+        has_prompt_lengths: whether the call has a prompt length.
     """
 
     batch: int
     heads: int
     head_dim: int
     dtype: str
-    has_padding: bool
+    has_prompt_lengths: bool
 
     def request(self, plans: tuple[TilePlan, ...]) -> AttentionRequest:
         """Returns the request that implementations are asked about."""
         return AttentionRequest(
-            self.batch, self.heads, self.head_dim, self.dtype, plans, self.has_padding
+            self.batch, self.heads, self.head_dim, self.dtype, plans, self.has_prompt_lengths
         )
 
 

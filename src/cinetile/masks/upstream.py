@@ -62,12 +62,12 @@ def svg_mask(
     width = _width(grid, density, width, rounded_up=model == "wan")
     farthest = width if model == "wan" else width - 1
 
-    valid_text = grid.text_tokens - padded_text
-    prefix = valid_text + (grid.tokens_per_frame if sink else 0)
+    real_text = grid.text_tokens - padded_text
+    prefix = real_text + (grid.tokens_per_frame if sink else 0)
     if farthest < 0 and prefix == 0:
         raise ValueError(f"width must be above 0 where no key is kept otherwise, got {width}")
     low, high = (
-        Edge(valid_text, offset - first_video_row(grid), grid.num_video_tokens)
+        Edge(real_text, offset - first_video_row(grid), grid.num_video_tokens)
         for offset in (-max(farthest, 0), farthest + 1)
     )
     layout = _LAYOUT_OF_PATTERN[pattern]
@@ -93,7 +93,7 @@ def _check_text(grid: TokenGrid, model: str, prompt_length: int | None) -> None:
     if prompt_length is None:
         return
     if model != "hunyuan":
-        raise ValueError(f"prompt_length is for model 'hunyuan' alone, got model {model!r}")
+        raise ValueError(f"prompt_length is for model 'hunyuan' only, got model {model!r}")
     _checks.integer("prompt_length", prompt_length, minimum=0, maximum=grid.text_tokens)
 
 

@@ -103,8 +103,8 @@ def _over_mesh(
     implementation: Any,
     arrays: Any,
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    def local(query: Array, key: Array, value: Array, valid_text: None) -> Any:
-        del valid_text
+    def local(query: Array, key: Array, value: Array, prompt_lengths: None) -> Any:
+        del prompt_lengths
         return _attend(layout, geometry, plans, scale, implementation, query, key, value), ()
 
     return over_mesh(local, layout, arrays)[0]

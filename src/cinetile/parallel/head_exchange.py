@@ -17,7 +17,7 @@ def exchange_heads(
     query: Float[Array, "rows shard heads head_dim"],
     key: Float[Array, "rows shard heads head_dim"],
     value: Float[Array, "rows shard heads head_dim"],
-    valid_text: Int[Array, " rows"] | None,
+    prompt_lengths: Int[Array, " rows"] | None,
     *common: Any,
 ) -> tuple[Any, Any]:
     """Exchanges token shards for head shards, runs `work`, and exchanges the output back.
@@ -28,7 +28,7 @@ def exchange_heads(
     each row would need padding to 16.
 
     Args:
-        work: `work(query, key, value, valid_text, *common)` with arrays
+        work: `work(query, key, value, prompt_lengths, *common)` with arrays
             `[share, num_tokens, 1, head_dim]` returns an output shaped as the query, or None,
             and a pytree of arrays with the leading axes `[share, 1]`.
         layout: mesh axes of batch rows, tokens and heads.
@@ -36,7 +36,7 @@ def exchange_heads(
         query: this device's token shard.
         key: this device's token shard.
         value: this device's token shard.
-        valid_text: of each of its batch rows, or None.
+        prompt_lengths: of each of its batch rows, or None.
         *common: passed to `work`.
 
     Returns:
@@ -44,7 +44,7 @@ def exchange_heads(
         axes `[rows, heads]`.
     """
     if not layout.tokens:
-        return work(query, key, value, valid_text, *common)
+        return work(query, key, value, prompt_lengths, *common)
     rows, shard, heads, head_dim = query.shape
     devices, pairs = layout.size(layout.tokens), rows * heads
     share = -(-pairs // devices)
@@ -68,10 +68,10 @@ def exchange_heads(
         everyone = jax.lax.all_gather(array[:, 0], layout.tokens, tiled=True)[:pairs]
         return everyone.reshape(rows, heads, *everyone.shape[1:])
 
-    if valid_text is not None:
+    if prompt_lengths is not None:
         first = jax.lax.axis_index(layout.tokens) * share
-        of_pair = pad_pairs(jnp.repeat(valid_text, heads))
-        valid_text = jax.lax.dynamic_slice_in_dim(of_pair, first, share)
+        of_pair = pad_pairs(jnp.repeat(prompt_lengths, heads))
+        prompt_lengths = jax.lax.dynamic_slice_in_dim(of_pair, first, share)
     arrays = map(to_pairs, (query, key, value))
-    output, per_head = work(*arrays, valid_text, *common)
+    output, per_head = work(*arrays, prompt_lengths, *common)
     return jax.tree.map(to_tokens, output), jax.tree.map(gather, per_head)

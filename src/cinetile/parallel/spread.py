@@ -21,7 +21,7 @@ def over_mesh(
     local: Callable[..., tuple[Any, Any]],
     layout: ArrayLayout,
     arrays: Arrays,
-    valid_text: Int[Array, " batch"] | None = None,
+    prompt_lengths: Int[Array, " batch"] | None = None,
     *common: Any,
 ) -> tuple[Any, Any]:
     """Runs `local` on each device with its shards of query, key and value.
@@ -30,12 +30,12 @@ def over_mesh(
     the output.
 
     Args:
-        local: `local(query, key, value, valid_text, *common)` returns an output shaped as the
+        local: `local(query, key, value, prompt_lengths, *common)` returns an output shaped as the
             query, or None, and a pytree of arrays with the leading axes `[batch, heads]`.
             Heads of the batch must not depend on each other.
         layout: mesh axes of batch rows, tokens and heads.
         arrays: query, key and value, global arrays.
-        valid_text: of each batch row, or None.
+        prompt_lengths: of each batch row, or None.
         *common: further arguments, replicated on all devices.
 
     Returns:
@@ -52,8 +52,8 @@ def over_mesh(
         for array in arrays
     ]
     rows = PartitionSpec(layout.batch or None)
-    if valid_text is not None:
-        valid_text = layout.laid_out(valid_text, rows)
+    if prompt_lengths is not None:
+        prompt_lengths = layout.laid_out(prompt_lengths, rows)
     common = tuple(layout.laid_out(jnp.asarray(array), PartitionSpec()) for array in common)
 
     output, per_head = jax.shard_map(
@@ -63,7 +63,7 @@ def over_mesh(
         out_specs=(layout.spec, layout.head_spec),
         # The loops of the kernels start from constants, which are not marked as varying.
         check_vma=False,
-    )(*padded, valid_text, *common)
+    )(*padded, prompt_lengths, *common)
 
     def cut(array: Array, spec: PartitionSpec, sizes: dict[int, int]) -> Array:
         ragged = {axis: size for axis, size in sizes.items() if array.shape[axis] != size}

@@ -60,14 +60,14 @@ def intervals(name: str, value: Any) -> tuple[Interval, ...]:
         )
     if len(value) > MAX_ENTRIES:
         raise ValueError(f"{name} must hold at most {MAX_ENTRIES} pairs, got {len(value):,}")
-    return tuple(interval(f"{name}[{index}]", one) for index, one in enumerate(value))
+    return tuple(interval(f"{name}[{index}]", entry) for index, entry in enumerate(value))
 
 
-def contains(one: Interval, index: int, count: int | None, rounding: str = "up") -> bool:
+def contains(entry: Interval, index: int, count: int | None, rounding: str = "up") -> bool:
     """Whether an index lies in an interval of `count` things; None where that is not known.
 
     Args:
-        one: the interval.
+        entry: the interval.
         index: the index of a step or layer.
         count: how many there are.
         rounding: "up" or "down": how a fraction of `count` becomes a whole index.
@@ -75,13 +75,13 @@ def contains(one: Interval, index: int, count: int | None, rounding: str = "up")
     Raises:
         ValueError: a fraction must be resolved and the count is not known.
     """
-    start, stop = (_resolve(bound, count, rounding) for bound in one)
+    start, stop = (_resolve(bound, count, rounding) for bound in entry)
     return start <= index and (stop is None or index < stop)
 
 
 def last_bound(many: tuple[Interval, ...]) -> int:
     """The largest index at which one of the intervals starts or stops."""
-    return max((bound for one in many for bound in one if isinstance(bound, int)), default=0)
+    return max((bound for entry in many for bound in entry if isinstance(bound, int)), default=0)
 
 
 def _bound(name: str, value: Any) -> int | float:

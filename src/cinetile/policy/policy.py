@@ -265,9 +265,9 @@ class SparsityPolicy:
             expert: "high_noise" or "low_noise" for Wan 2.2; None for other models.
         """
         rounding = self.fraction_rounding
-        if any(contains(one, step, num_steps, rounding) for one in self.dense_steps):
+        if any(contains(item, step, num_steps, rounding) for item in self.dense_steps):
             return None
-        if any(contains(one, layer, num_layers, rounding) for one in self.dense_layers):
+        if any(contains(item, layer, num_layers, rounding) for item in self.dense_layers):
             return None
         densities = dict.fromkeys(self.pattern_names, self.density)
         for rule in self.rules:
@@ -344,5 +344,5 @@ def _field_names(cls: Any) -> tuple[str, ...]:
 
 def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _as_lists(one) for name, one in value.items()}
-    return [_as_lists(one) for one in value] if isinstance(value, tuple | list) else value
+        return {name: _as_lists(item) for name, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, tuple | list) else value

@@ -86,12 +86,12 @@ def route_heads(
     grid = masks[0].grid
     check_arrays(query, key, value, grid)
     batch, _, _, head_dim = query.shape
-    bare = [one.mask if isinstance(one, TilePlan) else one for one in masks]
-    valid_text = check_prompt_length(prompt_length, batch, bare)
+    bare = [mask.mask if isinstance(mask, TilePlan) else mask for mask in masks]
+    prompt_lengths = check_prompt_length(prompt_length, batch, bare)
     scale = check_scale(scale, head_dim)
     rows = sample_rows(grid, num_samples, rng, first_tokens) if rows is None else _rows(rows, grid)
     arrays = (jnp.asarray(array) for array in (query, key, value))
-    return route_checked(*arrays, rows, valid_text, masks, scale)
+    return route_checked(*arrays, rows, prompt_lengths, masks, scale)
 
 
 def sample_rows(
@@ -116,16 +116,16 @@ def route_checked(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     rows: Int[Array, " rows"],
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
     masks: tuple[Mask | TilePlan, ...],
     scale: float,
 ) -> HeadRoutes:
     """Routes heads with arguments that the public edge has checked; see `route_heads`."""
     query, key, value = (jax.lax.stop_gradient(array) for array in (query, key, value))
     batch, _, heads, _ = query.shape
-    kept = jnp.stack([kept_keys(one, rows) for one in masks])
+    kept = jnp.stack([kept_keys(mask, rows) for mask in masks])
     sampled = query[:, rows]
-    exists = None if valid_text is None else text_exists(masks[0].grid, valid_text)
+    exists = None if prompt_lengths is None else text_exists(masks[0].grid, prompt_lengths)
     rows_exist = None if exists is None else exists[:, rows]
 
     def one_head(arguments: tuple[Array, Array]) -> Float[Array, " patterns"]:
@@ -150,11 +150,11 @@ def _check_masks(masks: Sequence[Mask | TilePlan]) -> tuple[Mask | TilePlan, ...
     masks = tuple(masks) if isinstance(masks, Sequence) else (masks,)
     if not masks:
         raise ValueError("masks must be a non-empty sequence of masks or tile plans, got none")
-    for one in masks:
-        if not isinstance(one, Mask | TilePlan):
-            raise TypeError(f"masks must hold masks or tile plans, got {type(one).__name__}")
-        if one.grid != masks[0].grid:
-            raise ValueError(f"masks must be on one grid, got {masks[0].grid}, {one.grid}")
+    for mask in masks:
+        if not isinstance(mask, Mask | TilePlan):
+            raise TypeError(f"masks must hold masks or tile plans, got {type(mask).__name__}")
+        if mask.grid != masks[0].grid:
+            raise ValueError(f"masks must be on one grid, got {masks[0].grid}, {mask.grid}")
     return masks
 
 

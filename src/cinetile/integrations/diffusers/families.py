@@ -71,7 +71,7 @@ class Family:
     def __post_init__(self) -> None:
         for name in ("models", "pipelines", "self_attention", "components"):
             value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+            if not isinstance(value, tuple) or not all(isinstance(module, str) for module in value):
                 raise TypeError(f"{name} must be a tuple of strings, got {value!r}")
         for name in ("self_attention", "components"):
             if not getattr(self, name):
@@ -102,7 +102,7 @@ class Family:
         found: list[Any] = []
         for path in self.self_attention:
             modules = _resolve(model, path)
-            if not all(hasattr(one, "processor") for one in modules):
+            if not all(hasattr(module, "processor") for module in modules):
                 raise self._misplaced(path, model)
             found += modules
         if not found:
@@ -123,11 +123,11 @@ def _resolve(module: Any, path: str) -> list[Any]:
         if name == "*":
             modules = [
                 member
-                for one in modules
-                for member in (one if isinstance(one, Iterable) else (None,))
+                for module in modules
+                for member in (module if isinstance(module, Iterable) else (None,))
             ]
         else:
-            modules = [getattr(one, name, None) for one in modules]
+            modules = [getattr(module, name, None) for module in modules]
     return modules
 
 

@@ -107,8 +107,10 @@ class TensorAttention:
         Returns:
             The output `[batch, tokens, heads, head_dim]`, and what was done.
         """
-        arrays = (one.resolve_neg() for one in (query, key, value))
-        query, key, value = (one if one.stride(3) == 1 else one.contiguous() for one in arrays)
+        arrays = (tensor.resolve_neg() for tensor in (query, key, value))
+        query, key, value = (
+            tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in arrays
+        )
         started = time.perf_counter()
         batch, _, heads, head_dim = query.shape
         scale = check_scale(scale, head_dim)
@@ -204,7 +206,7 @@ def runner_for(planned: LayerPlan, on_jax: bool) -> Runner:
     if on_jax:
         return JaxRunner(planned, "torchax", _as_torchax)
     if isinstance(chosen, CpuImplementation):
-        return DirectRunner(DirectAttention(planned.plans, chosen.variant))
+        return DirectRunner(DirectAttention(planned.plans, chosen.path))
     return JaxRunner(planned, "DLPack", _as_tensor)
 
 
@@ -235,7 +237,7 @@ class DirectRunner:
             routes=routes,
             scale=scale,
             num_threads=torch.get_num_threads(),
-            valid_text=prompt_length,
+            prompt_lengths=prompt_length,
         )
         return output
 

@@ -18,7 +18,10 @@ def tuned_blocks(path: str, dtype: str, num_tokens: int) -> tuple[int, int]:
     entries = _load()["blocks"]
     tuned_dtype = "float32" if dtype == "float16" else dtype
     by_length = entries.get(path, {}).get(tuned_dtype) or entries["default"][tuned_dtype]
-    length = min(by_length, key=lambda one: max(int(one), num_tokens) / min(int(one), num_tokens))
+    length = min(
+        by_length,
+        key=lambda measured: max(int(measured), num_tokens) / min(int(measured), num_tokens),
+    )
     block_q, block_kv = by_length[length]
     return block_q, block_kv
 

@@ -45,7 +45,7 @@ class _Call(ctypes.Structure):
         ("output", _Array),
         ("lse", ctypes.c_void_p),
         ("routes", ctypes.c_void_p),
-        ("valid_text", ctypes.c_void_p),
+        ("prompt_lengths", ctypes.c_void_p),
         ("header", ctypes.c_void_p),
         ("num_plans", ctypes.c_int64),
         ("row_starts", ctypes.c_void_p),
@@ -108,7 +108,7 @@ class DirectAttention:
         routes: Int[np.ndarray, "batch heads"],
         scale: float,
         num_threads: int,
-        valid_text: Int[np.ndarray, " batch"] | None = None,
+        prompt_lengths: Int[np.ndarray, " batch"] | None = None,
     ) -> None:
         """Writes the output. Nothing else is written, and Python's lock is released meanwhile.
 
@@ -122,7 +122,7 @@ class DirectAttention:
             routes: index into the plans for each head of each batch row.
             scale: factor on the logits.
             num_threads: threads to run on.
-            valid_text: text tokens of each batch row that exist; None for all.
+            prompt_lengths: text tokens of each batch row that exist; None for all.
 
         Raises:
             ValueError: the kernel refuses the call, and says why.
@@ -131,10 +131,12 @@ class DirectAttention:
         _checks.choice("dtype", dtype, _DTYPES)
         routes = np.ascontiguousarray(routes, np.int32)
         batch, heads = routes.shape
-        if valid_text is not None:
-            valid_text = np.ascontiguousarray(valid_text, np.int32)
-            if valid_text.shape != (batch,):
-                raise ValueError(f"valid_text must be [{batch}], got {list(valid_text.shape)}")
+        if prompt_lengths is not None:
+            prompt_lengths = np.ascontiguousarray(prompt_lengths, np.int32)
+            if prompt_lengths.shape != (batch,):
+                raise ValueError(
+                    f"prompt_lengths must be [{batch}], got {list(prompt_lengths.shape)}"
+                )
         lse = np.empty((batch, self._num_tokens, heads), np.float32)
         tables = self._tables
         call = _Call(
@@ -150,7 +152,7 @@ class DirectAttention:
             output=_Array(output.address, *output.strides),
             lse=lse.ctypes.data,
             routes=routes.ctypes.data,
-            valid_text=None if valid_text is None else valid_text.ctypes.data,
+            prompt_lengths=None if prompt_lengths is None else prompt_lengths.ctypes.data,
             header=tables.header.ctypes.data,
             num_plans=tables.header.shape[0],
             row_starts=tables.row_starts.ctypes.data,

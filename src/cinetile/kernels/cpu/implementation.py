@@ -39,7 +39,7 @@ class CpuImplementation(Implementation):
         self._path = path
 
     @property
-    def variant(self) -> str:
+    def path(self) -> str:
         """The code that runs here.
 
         One of "amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon" and "portable".
@@ -69,7 +69,7 @@ class CpuImplementation(Implementation):
         return paths
 
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
-        return tuned_blocks(self.variant, dtype, num_tokens)
+        return tuned_blocks(self.path, dtype, num_tokens)
 
     def attend(
         self,
@@ -80,11 +80,11 @@ class CpuImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
-        valid_text: Int[Array, " batch"] | None = None,
+        prompt_lengths: Int[Array, " batch"] | None = None,
     ) -> Outputs:
-        forward = functools.partial(_attend, self.variant, plans, scale)
+        forward = functools.partial(_attend, self.path, plans, scale)
         return attend_with_portable_gradients(
-            forward, plans, scale, query, key, value, routes, valid_text
+            forward, plans, scale, query, key, value, routes, prompt_lengths
         )
 
 
@@ -96,14 +96,14 @@ def _attend(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
 ) -> Outputs:
     batch, tokens, heads, _ = query.shape
     if routes is None:
         routes = jnp.zeros((batch, heads), jnp.int32)
-    if valid_text is None:
-        valid_text = jnp.full(batch, tokens, jnp.int32)
-    return _batched_call(path, plans, scale)(query, key, value, routes, valid_text)
+    if prompt_lengths is None:
+        prompt_lengths = jnp.full(batch, tokens, jnp.int32)
+    return _batched_call(path, plans, scale)(query, key, value, routes, prompt_lengths)
 
 
 def _batched_call(path: str, plans: tuple[TilePlan, ...], scale: float) -> Any:
@@ -139,7 +139,7 @@ def _call(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"],
-    valid_text: Int[Array, " batch"],
+    prompt_lengths: Int[Array, " batch"],
 ) -> Outputs:
     tables = flatten_plans(plans)
     run = jax.ffi.ffi_call(
@@ -154,7 +154,7 @@ def _call(
         key,
         value,
         routes.astype(jnp.int32),
-        valid_text.astype(jnp.int32),
+        prompt_lengths.astype(jnp.int32),
         tables.header,
         tables.row_starts,
         tables.tile_kv,

@@ -95,11 +95,11 @@ class PallasTpuImplementation(Implementation):
         *,
         plans: tuple[TilePlan, ...],
         scale: float,
-        valid_text: Int[Array, " batch"] | None = None,
+        prompt_lengths: Int[Array, " batch"] | None = None,
     ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
         forward = functools.partial(_attend, self, plans, scale)
         return attend_with_portable_gradients(
-            forward, plans, scale, query, key, value, routes, valid_text
+            forward, plans, scale, query, key, value, routes, prompt_lengths
         )
 
 
@@ -122,7 +122,7 @@ def _attend(
     key: Float[Array, "batch tokens heads head_dim"],
     value: Float[Array, "batch tokens heads head_dim"],
     routes: Int[Array, "batch heads"] | None,
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
 ) -> tuple[Float[Array, "batch tokens heads head_dim"], Float[Array, "batch tokens heads"]]:
     batch, tokens, heads, head_dim = query.shape
     if routes is None:
@@ -133,11 +133,11 @@ def _attend(
     # The kernel multiplies by `factor`; the rest is a power of two, which rounds no query.
     factor, exponent = math.frexp(scale * _LOG2_E)
     scaled = (query.astype(jnp.float32) * 2.0**exponent).astype(query.dtype)
-    if valid_text is not None:
+    if prompt_lengths is not None:
         # Whatever padding holds, it must not send a head to the online kernel.
-        exists = text_exists(grid, valid_text)[:, :, None, None]
+        exists = text_exists(grid, prompt_lengths)[:, :, None, None]
         scaled, key = (jnp.where(exists, array, 0).astype(array.dtype) for array in (scaled, key))
-    padding = _padding_of_heads(plans, routes, valid_text)
+    padding = _padding_of_heads(plans, routes, prompt_lengths)
     with jax.named_scope("cinetile_placement"):
         placed_query, placed_key, placed_value = (
             move_heads(place, _heads_first(array), flat_routes, orders, grid)
@@ -210,14 +210,14 @@ def _kernel_scope(config: KernelConfig, tables: StepTables) -> str:
 def _padding_of_heads(
     plans: tuple[TilePlan, ...],
     routes: Int[Array, "batch heads"],
-    valid_text: Int[Array, " batch"] | None,
+    prompt_lengths: Int[Array, " batch"] | None,
 ) -> tuple[Int[Array, " all_heads"], Int[Array, " all_heads"]] | None:
     """First padding key of each head and the first key after its padding, in its plan's order."""
-    if valid_text is None:
+    if prompt_lengths is None:
         return None
     ranges = [plan.mask.key_order.text_range(plan.grid) for plan in plans]
     starts, stops = jnp.asarray(np.array(ranges, np.int32).T)[:, routes]
-    return (starts + valid_text[:, None]).reshape(-1), stops.reshape(-1)
+    return (starts + prompt_lengths[:, None]).reshape(-1), stops.reshape(-1)
 
 
 def _geometries(

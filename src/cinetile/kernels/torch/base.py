@@ -23,7 +23,7 @@ class TensorRequest:
         device: where the tensors are.
         dtype: of query, key and value.
         head_dim: features per head.
-        has_padding: whether some of the text is padding.
+        has_prompt_lengths: whether some of the text is padding.
         return_lse: whether the log-sum-exp is needed.
     """
 
@@ -31,7 +31,7 @@ class TensorRequest:
     device: torch.device
     dtype: torch.dtype
     head_dim: int
-    has_padding: bool = False
+    has_prompt_lengths: bool = False
     return_lse: bool = False
 
 
@@ -78,7 +78,7 @@ class Engine(abc.ABC):
     """What it needs, in words, for tables and errors."""
 
     @property
-    def variant(self) -> str:
+    def path(self) -> str:
         """Name of the engine, with what runs below it where that can differ."""
         return self.name
 

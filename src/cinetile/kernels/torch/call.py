@@ -135,7 +135,7 @@ def run_attention(
                 query, key, value, rows, group_heads, output, lse, plans[route], scale, hidden
             )
         )
-    ran = {route: engine.variant for (route, _), engine in chosen.items()}
+    ran = {route: engine.path for (route, _), engine in chosen.items()}
     return TensorResult(output, lse, ran)
 
 

@@ -65,7 +65,7 @@ class FlexEngine(Engine):
     def attend(self, group: HeadGroup) -> None:
         device, plan = group.query.device, group.plan
         compiled = is_compiled(device, plan)
-        tables = flex_tables(plan, device, compiled=compiled, mask_text=group.absent > 0)
+        tables = flex_tables(plan, device, compiled=compiled, mask_prompt=group.absent > 0)
         orders = (plan.mask.query_order, plan.mask.key_order, plan.mask.key_order)
         query, key, value = (
             _placed(tensor, group, order.indices(plan.grid), order.text_range(plan.grid)[1])
@@ -145,7 +145,7 @@ class FlexTables:
 
 @functools.lru_cache(maxsize=32)
 def flex_tables(
-    plan: TilePlan, device: torch.device, *, compiled: bool, mask_text: bool
+    plan: TilePlan, device: torch.device, *, compiled: bool, mask_prompt: bool
 ) -> FlexTables:
     """Builds the tables of a plan; exact plans whose tiles FlexAttention cannot walk are cut anew.
 
@@ -154,13 +154,13 @@ def flex_tables(
         device: where the tables are needed.
         compiled: whether compiled kernels read them, which take the tile lists at their word;
             otherwise the mask tells skipped and full tiles too.
-        mask_text: whether some text may be padding, so that tiles with text must be masked.
+        mask_prompt: whether some text may be padding, so that tiles with text must be masked.
     """
     if compiled and (plan.block_q % BLOCK or plan.block_kv % BLOCK):
         plan = plan_tiles(plan.mask, BLOCK, BLOCK, "dense" if plan.mode == "dense" else "split")
     geometry = plan.geometry
     masked = plan.tile_kind != TileKind.FULL
-    if mask_text:
+    if mask_prompt:
         masked = masked | holds_text(plan, plan.tile_kv)
     masked_count, masked_index = _lists(plan, masked, device)
     full_count, full_index = _lists(plan, ~masked, device)

@@ -22,16 +22,16 @@ class EngineStatus:
         name: what `attention(..., implementation=name)` takes.
         requirements: what it needs.
         reason: why it cannot run on the device; None if it can.
-        variant: its name with what runs below it; None if it cannot run.
+        path: its name with what runs below it; None if it cannot run.
     """
 
     name: str
     requirements: str
     reason: str | None
-    variant: str | None
+    path: str | None
 
     def __str__(self) -> str:
-        state = f"not available: {self.reason}" if self.reason else f"available ({self.variant})"
+        state = f"not available: {self.reason}" if self.reason else f"available ({self.path})"
         return f"{self.name}: {state} (needs {self.requirements})"
 
 
@@ -41,8 +41,8 @@ def engines(device: torch.device | str) -> tuple[EngineStatus, ...]:
     statuses = []
     for engine in ENGINES:
         reason = engine.unavailable(device)
-        variant = None if reason else engine.variant
-        statuses.append(EngineStatus(engine.name, engine.requirements, reason, variant))
+        path = None if reason else engine.path
+        statuses.append(EngineStatus(engine.name, engine.requirements, reason, path))
     return tuple(statuses)
 
 

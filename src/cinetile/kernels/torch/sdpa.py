@@ -33,11 +33,11 @@ class SdpaEngine(Engine):
         scatter = Scatter(windows.query_order, group.rows, group.heads, group.query.device)
         query = place(group.query, windows.query_order, group.rows, group.heads)
         key, value = (
-            place(one, windows.key_order, group.rows, group.heads)
-            for one in (group.key, group.value)
+            place(tensor, windows.key_order, group.rows, group.heads)
+            for tensor in (group.key, group.value)
         )
         end = group.plan.mask.num_tokens - group.absent
-        key, value = (one[:end].transpose(0, 1)[None] for one in (key, value))
+        key, value = (tensor[:end].transpose(0, 1)[None] for tensor in (key, value))
         for rows in windows.without_last_keys(group.absent):
             part = query[rows.start : rows.stop].transpose(0, 1)[None]
             output = F.scaled_dot_product_attention(part, key, value, scale=group.scale)

@@ -47,7 +47,7 @@ class WindowPairEngine(Engine):
     )
 
     @property
-    def variant(self) -> str:
+    def path(self) -> str:
         current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
         return f"{self.name} ({current or 'FA2'})"
 
@@ -151,7 +151,7 @@ def attend_rows(placed: Placed, rows: RowGroup) -> Iterator[tuple[int, torch.Ten
     step = _rows_at_once(heads, head_dim)
     for start in range(rows.start, rows.stop, step):
         stop = min(start + step, rows.stop)
-        parts = [part for one in partials if (part := one.between(start, stop)) is not None]
+        parts = [part for tensor in partials if (part := tensor.between(start, stop)) is not None]
         if parts:
             output, lse = merge([part[0] for part in parts], [part[1] for part in parts])
             yield start, output, lse
@@ -210,7 +210,7 @@ def _partial(placed: Placed, piece: Piece) -> "_Rows | _Singles":
     if isinstance(piece, SingleKeys):
         return _Singles(placed, piece)
     query = placed.query[piece.row_start : piece.row_stop]
-    key, value = (one[piece.key_start : piece.key_stop] for one in (placed.key, placed.value))
+    key, value = (tensor[piece.key_start : piece.key_stop] for tensor in (placed.key, placed.value))
     if piece.stride > 1:
         output, lse = _side_by_side_keys(query, key, value, piece, placed.scale)
     else:
@@ -226,8 +226,8 @@ def _side_by_side_keys(
     lanes = slice(window.lane_start, window.lane_stop)
     count = window.lane_stop - window.lane_start
     key, value = (
-        one.reshape(-1, window.stride, heads, head_dim)[:, lanes].flatten(1, 2)
-        for one in (key, value)
+        tensor.reshape(-1, window.stride, heads, head_dim)[:, lanes].flatten(1, 2)
+        for tensor in (key, value)
     )
     query = query[:, None].expand(rows, count, heads, head_dim).flatten(1, 2)
     output, lse = _flash(query, key, value, window, scale)

@@ -188,7 +188,9 @@ class _KeyPlaces:
         moved = np.arange(size)
         text_start, text_stop = mask.key_order.text_range(mask.grid)
         if text_stop > text_start == 0 and not mask.key_order.padded_text:
-            shared = [one.prefix for one in mask.segments if text_stop <= one.prefix < size]
+            shared = [
+                segment.prefix for segment in mask.segments if text_stop <= segment.prefix < size
+            ]
             prefix = min(shared, default=text_stop)
             moved = np.concatenate([moved[prefix:], moved[text_stop:prefix], moved[:text_stop]])
         return cls(mask.key_order.indices(mask.grid)[moved], np.argsort(moved))

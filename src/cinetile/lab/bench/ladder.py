@@ -87,7 +87,7 @@ class LadderRow:
     Attributes:
         mode: "dense", "naive", "split" or "aligned".
         implementation: name of the kernel that ran.
-        variant: which of its code paths; the name again where there is but one.
+        path: which of its code paths; the name again where there is but one.
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
@@ -106,7 +106,7 @@ class LadderRow:
 
     mode: str
     implementation: str
-    variant: str
+    path: str
     ms_median: float
     ms_min: float
     ms_max: float
@@ -262,7 +262,7 @@ def _mode_rows(
         LadderRow(
             mode=mode,
             implementation=chosen.name,
-            variant=chosen.variant,
+            path=chosen.path,
             **_times(timings[mode], timings.get("dense")),
             kept_fraction=plan.stats.kept_fraction,
             tiles_total=plan.stats.tiles_total,

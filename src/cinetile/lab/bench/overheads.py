@@ -25,7 +25,7 @@ class OverheadRow:
     Attributes:
         mode: "routing" or "placement".
         implementation: name of the kernel that it serves.
-        variant: which of its code paths; the name again where there is but one.
+        path: which of its code paths; the name again where there is but one.
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
@@ -35,7 +35,7 @@ class OverheadRow:
 
     mode: str
     implementation: str
-    variant: str
+    path: str
     ms_median: float
     ms_min: float
     ms_max: float
@@ -94,7 +94,7 @@ def overhead_rows(
         OverheadRow(
             mode=name,
             implementation=implementation.name,
-            variant=implementation.variant,
+            path=implementation.path,
             ms_median=timing.median,
             ms_min=timing.minimum,
             ms_max=timing.maximum,

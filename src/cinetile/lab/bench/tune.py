@@ -51,7 +51,7 @@ class TuneConfig:
             sizes = getattr(self, name)
             if not sizes:
                 raise ValueError(f"{name} must hold at least one size, got none")
-            unique = tuple(dict.fromkeys(_checks.integer(name, one, minimum=1) for one in sizes))
+            unique = tuple(dict.fromkeys(_checks.integer(name, size, minimum=1) for size in sizes))
             object.__setattr__(self, name, unique)
         _checks.integer("repeats", self.repeats, minimum=1)
         select_implementation(self.implementation, None)
@@ -101,7 +101,7 @@ class TuneResult:
         workload: what was computed.
         mode: mode of the plans.
         implementation: name of the kernel that ran.
-        variant: which of its code paths; the name again where there is but one.
+        path: which of its code paths; the name again where there is but one.
         repeats: rounds that counted.
         rows: one for each pair of sizes, the fastest first.
     """
@@ -110,7 +110,7 @@ class TuneResult:
     workload: Workload
     mode: str
     implementation: str
-    variant: str
+    path: str
     repeats: int
     rows: tuple[TuneRow, ...]
 
@@ -129,7 +129,7 @@ class TuneResult:
             "workload": self.workload.to_dict(),
             "mode": self.mode,
             "implementation": self.implementation,
-            "variant": self.variant,
+            "path": self.path,
             "repeats": self.repeats,
             "rows": [asdict(row) for row in self.rows],
         }
@@ -143,13 +143,13 @@ class TuneResult:
         entry = [self.best.block_q, self.best.block_kv]
         merged = {"blocks": {}, "measured": {}, **table}
         blocks = dict(merged["blocks"])
-        path = dict(blocks.get(self.variant, {}))
-        path[self.workload.dtype] = {**path.get(self.workload.dtype, {}), tokens: entry}
-        blocks[self.variant] = path
+        of_path = dict(blocks.get(self.path, {}))
+        of_path[self.workload.dtype] = {**of_path.get(self.workload.dtype, {}), tokens: entry}
+        blocks[self.path] = of_path
         machine = self.machine
         measured = {
             **merged["measured"],
-            f"{self.variant} {self.workload.dtype} {tokens}": (
+            f"{self.path} {self.workload.dtype} {tokens}": (
                 f"{machine.cpu}, {machine.threads} threads, jax {machine.jax}, {self.mode} plan, "
                 f"{self.workload.pattern_name}, {self.workload.heads} heads of "
                 f"{self.workload.head_dim}"
@@ -200,7 +200,7 @@ def tune_blocks(config: TuneConfig, progress: Progress = no_progress) -> TuneRes
         workload=workload,
         mode=config.mode,
         implementation=chosen.name,
-        variant=chosen.variant,
+        path=chosen.path,
         repeats=config.repeats,
         rows=tuple(sorted(rows, key=lambda row: row.ms_median)),
     )

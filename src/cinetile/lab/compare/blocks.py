@@ -219,14 +219,14 @@ class BlockResult:
         config: what was timed.
         machine: where it ran.
         implementation: name of the attention kernel that ran.
-        variant: which of its code paths; the name again where there is but one.
+        path: which of its code paths; the name again where there is but one.
         rows: one for each grid.
     """
 
     config: BlockConfig
     machine: Machine
     implementation: str
-    variant: str
+    path: str
     rows: tuple[BlockTimes, ...]
 
 
@@ -278,7 +278,7 @@ def measure_blocks(config: BlockConfig, progress: Progress = no_progress) -> Blo
         config=config,
         machine=describe_machine(),
         implementation=chosen.name,
-        variant=chosen.variant,
+        path=chosen.path,
         rows=rows,
     )
 
@@ -301,7 +301,7 @@ def _measure_grid(
         SPARSE: lambda q, k, v: sparse(q, k, v, step=step, layer=layer, rng=rng),
         WITHOUT: add_up,
     }
-    calls = {one: _call(block, inputs, attend) for one, attend in attentions.items()}
+    calls = {label: _call(block, inputs, attend) for label, attend in attentions.items()}
     timings = time_interleaved(
         calls | {FULL_WIDTH: full_width},
         config.repeats_at(grid),

@@ -43,7 +43,7 @@ def find_calls(paths: Sequence[str | os.PathLike[str]]) -> tuple[SavedCall, ...]
     for path in map(Path, paths):
         found = [path]
         if path.is_dir():
-            found = sorted(one for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+            found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
             if not found:
                 raise ValueError(f"{path} holds no {' or '.join(SUFFIXES)} file")
         elif not path.is_file():

@@ -76,7 +76,7 @@ class DenseAttention:
         planned = self.planned
         check_arrays(query, key, value, planned.grid)
         batch, _, heads, head_dim = query.shape
-        shape = CallShape(batch, heads, head_dim, str(query.dtype), has_padding=False)
+        shape = CallShape(batch, heads, head_dim, str(query.dtype), has_prompt_lengths=False)
         planned = planned.for_call(shape)
 
         def work(query: Array, key: Array, value: Array, prompt_lengths: None) -> Any:

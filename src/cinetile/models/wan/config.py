@@ -100,7 +100,7 @@ def _converted(value: Any, hint: Any, label: str) -> Any:
         if not isinstance(value, list) or len(value) > _LONGEST_LIST:
             raise _misfit(label, f"a list of at most {_LONGEST_LIST} entries", value)
         entry = typing.get_args(hint)[0]
-        return tuple(_converted(one, entry, f"{label}[{n}]") for n, one in enumerate(value))
+        return tuple(_converted(item, entry, f"{label}[{n}]") for n, item in enumerate(value))
     if hint is float:
         # JSON writes 3.0 as 3 at times.
         if type(value) not in (int, float) or not math.isfinite(value):

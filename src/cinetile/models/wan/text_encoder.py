@@ -100,8 +100,8 @@ class SelfAttention(eqx.Module):
         inner = config.num_heads * config.d_kv
         first, second, third, last, bias = jax.random.split(key, 5)
         self.q, self.k, self.v = (
-            Linear(config.d_model, inner, key=one, dtype=dtype, use_bias=False)
-            for one in (first, second, third)
+            Linear(config.d_model, inner, key=layer_key, dtype=dtype, use_bias=False)
+            for layer_key in (first, second, third)
         )
         self.o = Linear(inner, config.d_model, key=last, dtype=dtype, use_bias=False)
         self.relative_attention_bias = Embedding(
@@ -147,8 +147,8 @@ class GatedFeedForward(eqx.Module):
     def __init__(self, config: UMT5Config, *, key: PRNGKeyArray, dtype: jnp.dtype) -> None:
         gate, up, down = jax.random.split(key, 3)
         self.wi_0, self.wi_1 = (
-            Linear(config.d_model, config.d_ff, key=one, dtype=dtype, use_bias=False)
-            for one in (gate, up)
+            Linear(config.d_model, config.d_ff, key=layer_key, dtype=dtype, use_bias=False)
+            for layer_key in (gate, up)
         )
         self.wo = Linear(config.d_ff, config.d_model, key=down, dtype=dtype, use_bias=False)
 
@@ -204,9 +204,9 @@ class UMT5EncoderModel(eqx.Module):
         shared, blocks = jax.random.split(key)
         self.config = config
         self.shared = Embedding(config.vocab_size, config.d_model, key=shared, dtype=kind)
-        self.blocks = eqx.filter_vmap(lambda one: EncoderBlock(config, key=one, dtype=kind))(
-            jax.random.split(blocks, config.num_layers)
-        )
+        self.blocks = eqx.filter_vmap(
+            lambda layer_key: EncoderBlock(config, key=layer_key, dtype=kind)
+        )(jax.random.split(blocks, config.num_layers))
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=kind)
 
     @classmethod

@@ -284,8 +284,8 @@ class UpBlock(eqx.Module):
         *resnets, last = jax.random.split(key, num_resnets + 1)
         widths = (in_channels, *(out_channels,) * num_resnets)
         self.resnets = tuple(
-            ResidualBlock(width, out_channels, key=one)
-            for width, one in zip(widths, resnets, strict=False)
+            ResidualBlock(width, out_channels, key=layer_key)
+            for width, layer_key in zip(widths, resnets, strict=False)
         )
         self.upsamplers = ()
         if upsample:
@@ -365,7 +365,7 @@ class Decoder(eqx.Module):
         self.conv_in = CausalConv3d(in_channels, widths[0], (3, 3, 3), key=first)
         self.mid_block = MidBlock(widths[0], key=middle)
         blocks = []
-        for level, one in enumerate(keys):
+        for level, layer_key in enumerate(keys):
             upsample = level < len(upsample_time)
             # An upsampling has halved the channels that the level before gave.
             blocks.append(
@@ -375,7 +375,7 @@ class Decoder(eqx.Module):
                     num_res_blocks + 1,
                     upsample=upsample,
                     in_time=upsample and upsample_time[level],
-                    key=one,
+                    key=layer_key,
                 )
             )
         self.up_blocks = tuple(blocks)
