@@ -226,7 +226,11 @@ def _map_height(num_panels: int) -> float:
 def _heading(plan: TilePlan) -> str:
     mask, geometry = plan.mask, plan.geometry
     crowded = max(geometry.num_q_tiles, geometry.num_kv_tiles) > _MAX_CELLS
-    cells = "cells are mixtures of several tiles" if crowded else "one cell is one tile"
+    cells = (
+        "one cell is several tiles, masked if one of them is; tiles"
+        if crowded
+        else "one cell is one tile"
+    )
     return (
         f"{mask.name} attention on {plan.grid}; the exact mask keeps {mask.density:.1%} "
         f"of all pairs\n"
@@ -292,7 +296,7 @@ def _tile_colours(
     Float[np.ndarray, " rows_plus_1"],
     Float[np.ndarray, " columns_plus_1"],
 ]:
-    """Colour of each cell, a mixture where one stands for many tiles, and the cells' edges."""
+    """Colour of each cell, masked if any of its tiles is, and the cells' edges."""
     from matplotlib.colors import to_rgb
 
     tile_map = plan.tile_map()
@@ -300,7 +304,9 @@ def _tile_colours(
     skipped_rgb, full_rgb, masked_rgb = (
         np.asarray(to_rgb(colour)) for colour in (_SKIPPED, _FULL, _MASKED)
     )
-    rgb = (1 - visited) * skipped_rgb + (visited - masked) * full_rgb + masked * masked_rgb
+    # A mixture would hide the few masked tiles of a large plan.
+    visited_rgb = np.where(masked > 0, masked_rgb, full_rgb)
+    rgb = (1 - visited) * skipped_rgb + visited * visited_rgb
     edges = []
     for count, cells, block in zip(
         tile_map.shape, rgb.shape[:2], (plan.block_q, plan.block_kv), strict=True
@@ -323,7 +329,7 @@ def _draw_mask_edges(axes: "Axes", plan: TilePlan) -> None:
         np.where(has_band & (high < num_tokens), high, np.nan),
     )
     for keys in lines:
-        axes.plot(keys, rows + 0.5, color=_EDGE_LINE, linewidth=0.9, solid_capstyle="butt")
+        axes.plot(keys, rows + 0.5, color=_EDGE_LINE, linewidth=0.5, solid_capstyle="butt")
 
 
 def _ticks(order: TokenOrder, grid: TokenGrid) -> tuple[list[int], list[str], str]:
@@ -354,7 +360,7 @@ def _add_legend(canvas: Canvas, plans: Sequence[TilePlan]) -> None:
         Patch(color=_MASKED, label="masked: runs with a mask, the slow way"),
     ]
     if any(plan.mask.width is not None for plan in plans):
-        handles.append(Line2D([], [], color=_EDGE_LINE, linewidth=0.9, label="edge of the mask"))
+        handles.append(Line2D([], [], color=_EDGE_LINE, linewidth=0.5, label="edge of the mask"))
     canvas.figure.legend(
         handles=handles,
         loc="center",
@@ -376,7 +382,11 @@ def _draw_times(axes: "Axes", result: LadderResult) -> None:
     axes.errorbar(times, positions, xerr=spread.T, fmt="none", ecolor=_EDGE_LINE, capsize=3, lw=1)
     longest = float((times + spread[:, 1]).max())
     for position, row in enumerate(rows):
-        speedup = "" if row.speedup_vs_dense is None else f"   {row.speedup_vs_dense:.2f}x"
+        speedup = (
+            "   no speed-up stated"
+            if row.speedup_vs_dense is None
+            else f"   {row.speedup_vs_dense:.2f}x"
+        )
         axes.text(
             row.ms_max + 0.012 * longest,
             position,
@@ -386,7 +396,7 @@ def _draw_times(axes: "Axes", result: LadderResult) -> None:
             fontweight="bold" if isinstance(row, LadderRow) else "normal",
         )
     axes.set_yticks(positions, names, fontsize=11)
-    axes.set(xlim=(0, 1.18 * longest), ylim=(len(rows) - 0.5, -0.5))
+    axes.set(xlim=(0, 1.3 * longest), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(_caption(result), fontsize=9, color=_FAINT)
     axes.tick_params(axis="x", labelsize=8, color=_FAINT, labelcolor=_FAINT)
     axes.tick_params(axis="y", length=0)
