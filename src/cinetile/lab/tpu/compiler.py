@@ -92,8 +92,6 @@ def _compile(
 
 
 def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
-    # The registry asks where jax runs, and here it runs on a processor that only compiles.
-    PallasTpuImplementation.unavailable = _none_is_missing
     kind, chips = target.topology.partition(":")[0], job.topology.split("x")
     bounds = [int(side) for side in (*chips, "1")][:3]
     devices = topologies.get_topology_desc(
@@ -102,7 +100,7 @@ def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     names, sizes = zip(*job.axes, strict=True)
     mesh = Mesh(np.array(devices).reshape(sizes), names)
     layer = SparseAttention(
-        job.grid, job.policy, mesh=mesh, implementation="pallas_tpu", dtype=job.dtype
+        job.grid, job.policy, mesh=mesh, implementation=_CompiledOnly(), dtype=job.dtype
     )
     assert layer.layout is not None
     array = jax.ShapeDtypeStruct(
@@ -125,9 +123,11 @@ def _compile_layer(job: LayerJob, target: Target) -> CompiledLayer:
     return CompiledLayer(wall, temporary, collectives(compiled.as_text() or ""))
 
 
-def _none_is_missing(self: PallasTpuImplementation) -> str | None:
-    del self
-    return None
+class _CompiledOnly(PallasTpuImplementation):
+    """The implementation as it is on a TPU, for a process that compiles and runs nothing."""
+
+    def unavailable(self) -> str | None:
+        return None
 
 
 def _lower_for(target: Target) -> None:
