@@ -1,6 +1,7 @@
 """The documentation: its code runs, its links lead somewhere, and it lists what is public."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_public_names_are_documented(name: str) -> None:
     assert getattr(ct, name).__doc__
     assert f"::: cinetile.{name}\n" in (ROOT / "docs/reference/python.md").read_text()
+
+
+def test_options_are_those_of_the_commands() -> None:
+    """`python .ci/write_options.py` writes the page anew."""
+    script = runpy.run_path(str(ROOT / ".ci/write_options.py"))
+    page = script["PAGE"].read_text()
+    assert page == script["options_page"](script["main"])
+    assert "`--policy NAME\\|FILE`" in page
