@@ -15,8 +15,8 @@ def options_page(group: click.Group) -> str:
     lines = [
         "# Options of each command",
         "",
-        "Written by `python .ci/write_options.py` from the commands themselves; a test fails where the",
-        "two differ. [Command line](command-line.md) says what the commands do and print.",
+        "Written by `python .ci/write_options.py` from the commands themselves; a test fails where",
+        "the two differ. [Command line](command-line.md) says what the commands do and print.",
     ]
     for name in sorted(group.commands):
         command = group.commands[name]
