@@ -12,7 +12,7 @@ from wan_models import change_json, small_pipeline
 
 import cinetile as ct
 from cinetile.cli import main
-from cinetile.lab.compare.pictures import difference, side_by_side
+from cinetile.lab.compare.pictures import difference, played_again, side_by_side
 from cinetile.lab.compare.videos import VideoComparison, compare_videos
 from cinetile.models.video import count_frames
 from cinetile.models.wan import WanPipeline
@@ -104,14 +104,28 @@ class TestPictures:
         dense = np.zeros((2, 16, 24, 3), np.float32)
         sparse = np.full((2, 16, 24, 3), 0.1, np.float32)
         video = side_by_side(dense, sparse)
-        assert video.shape == (2, 160, 3 * 240 + 2 * 8, 3)
-        assert video[:, :, :240].max() == 0
-        np.testing.assert_allclose(video[:, :, 248:488], 0.1)
-        np.testing.assert_allclose(video[:, :, 496:], 0.4, atol=1e-6)
+        assert video.shape == (2, 28 + 160, 3 * 240 + 2 * 8, 3)
+        assert video[:, 28:, :240].max() == 0
+        np.testing.assert_allclose(video[:, 28:, 248:488], 0.1)
+        np.testing.assert_allclose(video[:, 28:, 496:], 0.4, atol=1e-6)
+
+    def test_panels_are_named(self) -> None:
+        video = np.zeros((1, 16, 24, 3), np.float32)
+        strip = side_by_side(video, video)[0, :28]
+        names = (strip[:, :240], strip[:, 248:488], strip[:, 496:])
+        assert all(0 < (name < 0.5).mean() < 0.2 for name in names)
+        assert not np.array_equal(names[0], names[1])
+
+    @pytest.mark.parametrize(("frames", "fps", "expected"), [(9, 16, 54), (81, 16, 81), (1, 8, 24)])
+    def test_short_videos_are_played_again(self, frames: int, fps: int, expected: int) -> None:
+        video = np.random.default_rng(0).random((frames, 2, 2, 3)).astype(np.float32)
+        longer = played_again(video, fps)
+        assert len(longer) == expected
+        np.testing.assert_array_equal(longer[-frames:], video)
 
     def test_large_videos_stay_as_they_are(self) -> None:
         video = np.zeros((1, 300, 401, 3), np.float32)
-        assert side_by_side(video, video).shape == (1, 300, 3 * 401 + 2 * 8 + 1, 3)
+        assert side_by_side(video, video).shape == (1, 328, 3 * 401 + 2 * 8 + 1, 3)
 
     def test_difference_has_an_end(self) -> None:
         black, white = np.zeros((1, 4, 4, 3), np.float32), np.ones((1, 4, 4, 3), np.float32)

@@ -37,7 +37,7 @@ from cinetile.cli.wan_options import (
     size_document,
     size_facts,
 )
-from cinetile.cli.wording import percent, percent_or_dash, seconds
+from cinetile.cli.wording import counted, percent, percent_or_dash, seconds
 from cinetile.lab import pictures
 from cinetile.lab.bench.machine import describe_machine
 from cinetile.lab.canvas import require_matplotlib
@@ -45,7 +45,7 @@ from cinetile.layer.route_table import RouteTable
 from cinetile.policy import SparsityPolicy
 
 if TYPE_CHECKING:
-    from cinetile.lab.compare.videos import Side, VideoComparison
+    from cinetile.lab.compare.videos import ComparisonPlan, Side, VideoComparison
 
 DEFAULT_POLICY = "moderate"
 
@@ -169,7 +169,8 @@ def compare_command(
     click.echo(plan_in_words(plan.dense), err=True)
     with progress_on_stderr() as progress:
         result = run_comparison(pipe, plan, progress)
-    written = _write_files(result, prompt, pipe.defaults.fps, out, picture, routes)
+    subtitle = _in_a_line(result, plan, sparse)
+    written = _write_files(result, (prompt, subtitle), pipe.defaults.fps, out, picture, routes)
     document = {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
@@ -184,6 +185,17 @@ def compare_command(
     report(document, json_target, lambda console: _print(console, result, document))
     for path in written:
         tell_written(path)
+
+
+def _in_a_line(result: "VideoComparison", plan: "ComparisonPlan", policy: SparsityPolicy) -> str:
+    """Size, policy and times, for the picture."""
+    return (
+        f"{plan.dense.size.grid} = {plan.dense.size.grid.num_tokens:,} tokens, "
+        f"{counted(len(plan.dense.schedule.timesteps), 'step')}; density {policy.density}, "
+        f"mode {policy.mode}; denoising: dense {seconds(result.dense.denoise_s)}, "
+        f"sparse {seconds(result.sparse.denoise_s)} "
+        f"({counted(plan.repeats, 'interleaved round')})"
+    )
 
 
 def _require_extras(out: Path | None, picture: Path | None, routes: Path | None) -> None:
@@ -204,20 +216,25 @@ def _is_picture(path: Path | None) -> bool:
 
 def _write_files(
     result: "VideoComparison",
-    title: str,
+    headings: tuple[str, str],
     fps: int,
     out: Path | None,
     picture: Path | None,
     routes: Path | None,
 ) -> list[Path]:
     """Writes the files that were asked for, and returns their paths."""
-    from cinetile.lab.compare.pictures import comparison_picture, side_by_side
+    from cinetile.lab.compare.pictures import (
+        comparison_picture,
+        played_again,
+        side_by_side,
+    )
     from cinetile.models.video import write_video
 
     if out is not None:
-        write_video(out, side_by_side(result.dense.frames, result.sparse.frames), fps=fps)
+        abreast = side_by_side(result.dense.frames, result.sparse.frames)
+        write_video(out, played_again(abreast, fps), fps=fps)
     if picture is not None:
-        comparison_picture(result, picture, title=title)
+        comparison_picture(result, picture, title=headings[0], subtitle=headings[1])
     if routes is not None:
         write = pictures.route_picture if _is_picture(routes) else RouteTable.to_csv
         write(result.routes, routes)
