@@ -190,7 +190,7 @@ def compare_command(
 def _in_a_line(result: "VideoComparison", plan: "ComparisonPlan", policy: SparsityPolicy) -> str:
     """Size, policy and times, for the picture."""
     return (
-        f"{plan.dense.size.grid} = {plan.dense.size.grid.num_tokens:,} tokens, "
+        f"{plan.dense.size.grid}, "
         f"{counted(len(plan.dense.schedule.timesteps), 'step')}; density {policy.density}, "
         f"mode {policy.mode}; denoising: dense {seconds(result.dense.denoise_s)}, "
         f"sparse {seconds(result.sparse.denoise_s)} "
