@@ -163,8 +163,8 @@ class TestCommand:
         assert "speed-up" in result.stdout
         assert "PSNR" in result.stdout
         assert "dense: denoising ..." in result.stderr
-        assert count_frames(out) == 3
-        assert picture_size(out) == (736, 160)
+        assert count_frames(out) == 24  # three frames at 8 a second, played eight times
+        assert picture_size(out) == (736, 188)
         assert picture.read_bytes().startswith(b"\x89PNG")
         assert len(routes.read_text().splitlines()) == 1 + 12
         document = json.loads(written.read_text())

@@ -137,7 +137,7 @@ TEXT_FIRST = ct.TokenGrid(3, 2, 4, text_tokens=6, text_first=True)
         (TEXT_LAST, {"width": 1}, "'wan' attends to video alone, got grid.text_tokens=6"),
         (TEXT_FIRST, {"width": 1, "model": "hunyuan"}, "text after the video.*grid.text_first"),
         (TEXT_LAST, {"width": 1, "model": "cogvideox"}, "text before the video.*grid.text_first"),
-        (GRID, {"width": 1, "prompt_length": 0}, "prompt_length is for model 'hunyuan' alone"),
+        (GRID, {"width": 1, "prompt_length": 0}, "prompt_length is for model 'hunyuan' only"),
         (
             TEXT_LAST,
             {"width": 1, "model": "hunyuan", "prompt_length": 7},

@@ -45,7 +45,7 @@ def side_by_side(dense: Frames, sparse: Frames) -> Float[np.ndarray, "frames row
     return np.pad(abreast, ((0, 0), (0, odd_rows), (0, odd_columns), (0, 0)), constant_values=1.0)
 
 
-def played_again(video: Frames, fps: int) -> Frames:
+def played_again(video: Frames, fps: int) -> Float[np.ndarray, "longest height width 3"]:
     """The video, repeated until it lasts three seconds: whole repetitions only."""
     times = max(1, math.ceil(_SHORTEST_SECONDS * fps / len(video)))
     return np.tile(video, (times, 1, 1, 1))
