@@ -246,7 +246,7 @@ class TestLadder:
             (("--pattern", "diagonal"), "diagonal"),
             (("--qkv", "nowhere.npz"), "nowhere.npz"),
             (("--qkv", "a.npz", "--clip", "b.mp4"), "exclude each other"),
-            (("--qkv", "a.npz", "--heads", "2"), "the file's"),
+            (("--qkv", "a.npz", "--heads", "2"), "the file determines them"),
             (("--json", "no/such/folder/a.json"), "does not exist"),
             (("--picture", "picture.jpg"), "must end in .png"),
             (("surplus",), "surplus"),

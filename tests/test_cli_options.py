@@ -57,7 +57,7 @@ class TestWithoutEffect:
     def test_rounding_where_nothing_is_aligned(self, arguments):
         result = invoke(*arguments, "--rounding", "balanced")
         assert result.exit_code == 2
-        assert "--rounding has an effect only on plans of the mode aligned" in result.stderr
+        assert "--rounding has an effect only on plans of mode aligned" in result.stderr
 
     @pytest.mark.parametrize("mode", [(), ("--mode", "aligned")])
     def test_rounding_of_aligned_plans(self, mode):

@@ -255,7 +255,7 @@ class TestCommand:
             ([], "give either FILES or --clip"),
             (["missing.npz"], "there is no file or folder 'missing.npz'"),
             (["--clip", "sample", "x.npz"], "give either FILES or --clip"),
-            (["x.npz", "--heads", "2"], "--heads and --head-dim are for --clip"),
+            (["x.npz", "--heads", "2"], "--heads and --head-dim apply only to --clip"),
             (["missing.npz", "--density", "2"], "density must lie in (0, 1]"),
             (["missing.npz", "--policy", "bold.toml"], "--policy must be one of"),
             (["missing.npz", "--policy", "moderate"], "num_steps and num_layers must be given"),

@@ -15,7 +15,7 @@ from cinetile.cli.route import route_command
 from cinetile.cli.tpu import tpu_command
 from cinetile.cli.tune import tune_command
 
-# Every command is one module of this package, and stands here.
+# Each command is one module of this package and is listed here.
 _COMMANDS: tuple[click.Command, ...] = (
     ladder_command,
     plan_command,
@@ -60,14 +60,14 @@ for _command in _COMMANDS:
 
 
 def run() -> None:
-    """The installed command; after an interrupt it ends without waiting for anything."""
+    """Runs the installed command; an interrupt ends the process without waiting for threads."""
     try:
         main()
     except SystemExit as end:
         if end.code == INTERRUPTED:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(INTERRUPTED)  # the interpreter's own end crashes while XLA still compiles
+            os._exit(INTERRUPTED)  # normal interpreter shutdown crashes while XLA compiles
         raise
 
 

@@ -1,4 +1,4 @@
-"""What was measured and where, as every measuring command tells it."""
+"""Describes the workload and the machine of a measurement; all measuring commands use it."""
 
 from cinetile.cli.wording import counted, percent
 from cinetile.lab.bench import Machine, Workload
@@ -7,7 +7,7 @@ Facts = list[tuple[str, str]]
 
 
 def workload_facts(workload: Workload) -> Facts:
-    """The attention call and its mask."""
+    """Describes the attention call and its mask."""
     mask = workload.mask()
     batch = "" if workload.batch == 1 else f"batch {workload.batch}, "
     return [
@@ -26,9 +26,9 @@ def workload_facts(workload: Workload) -> Facts:
 
 
 def machine_facts(machine: Machine, *further_versions: str) -> Facts:
-    """The machine and the libraries on it."""
+    """Describes the machine and its library versions."""
     cores = "" if machine.cores is None else f"{counted(machine.cores, 'core')}, "
-    features = ", ".join(machine.features) or "no extensions of note"
+    features = ", ".join(machine.features) or "no relevant extensions"
     versions = (
         f"Python {machine.python}",
         f"jax {machine.jax} on {machine.backend}",
@@ -47,5 +47,5 @@ def machine_facts(machine: Machine, *further_versions: str) -> Facts:
 
 
 def kernel_name(implementation: str, path: str) -> str:
-    """An implementation with its code path, where it has several."""
+    """The implementation's name, followed by its code path if it has several."""
     return implementation if path == implementation else f"{implementation} ({path})"

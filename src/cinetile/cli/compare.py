@@ -69,7 +69,7 @@ Examples:
     "--out",
     metavar="MP4",
     type=OutputType(".mp4"),
-    help="Video to write: dense, sparse and their difference abreast.",
+    help="Video to write: dense, sparse and their difference side by side.",
 )
 @click.option(
     "--picture",
@@ -81,7 +81,7 @@ Examples:
     "--routes",
     metavar="PNG|CSV",
     type=OutputType(".png", ".csv"),
-    help="Write where every head went: a picture (extra `plot`), or a line for each.",
+    help="Write the pattern of every head: a picture (extra `plot`) or one CSV line per head.",
 )
 @model_options
 @prompt_options
@@ -90,7 +90,8 @@ Examples:
 @click.option(
     "--repeats",
     type=int,
-    help="Rounds that times are medians of.  [default: 1; blocks of short sequences: 3]",
+    help="Rounds to measure; times are medians over rounds.  "
+    "[default: 1; with --shape-only: 5, or 3 for long sequences]",
 )
 @click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
 @json_option
@@ -119,12 +120,12 @@ def compare_command(
 ) -> None:
     """Make a video from PROMPT with dense and with sparse attention, from the same noise.
 
-    Prints times, attention's share of them, and how far every sparse frame is from the dense one.
+    Prints times, attention's share of them, and how far each sparse frame is from the dense one.
     With --shape-only, times one transformer block at the token counts of 480p to 1440p and
-    estimates what a whole run gains.
+    estimates the speed-up of a whole run.
     \f
 
-    Long because its arguments are the options of the command.
+    This function is long because its arguments are the options of the command.
     """  # noqa: D301
     if shape_only:
         _refuse_options_of_videos()
@@ -143,7 +144,7 @@ def compare_command(
         ("resolutions", "heads", "full_width"), "has an effect only with --shape-only"
     )
     if prompt is None:
-        raise click.UsageError("PROMPT is missing; only --shape-only takes none")
+        raise click.UsageError("PROMPT is missing; it may be omitted only with --shape-only")
     _require_extras(out, picture, routes)
     sparse = _read_policy(policy)
     from cinetile import _checks
@@ -199,7 +200,7 @@ def _in_a_line(result: "VideoComparison", plan: "ComparisonPlan", policy: Sparsi
 
 
 def _require_extras(out: Path | None, picture: Path | None, routes: Path | None) -> None:
-    """Raises ImportError if a package is missing that a comparison or its files need."""
+    """Raises ImportError if a package that the comparison or its files need is missing."""
     from cinetile.lab import metrics
     from cinetile.models.video import require_av
 
@@ -222,7 +223,7 @@ def _write_files(
     picture: Path | None,
     routes: Path | None,
 ) -> list[Path]:
-    """Writes the files that were asked for, and returns their paths."""
+    """Writes the requested files and returns their paths."""
     from cinetile.lab.compare.pictures import (
         comparison_picture,
         played_again,
@@ -256,7 +257,7 @@ def _read_policy(value: str | None) -> SparsityPolicy:
 
 
 def to_document(result: "VideoComparison") -> dict[str, Any]:
-    """What was measured, as JSON."""
+    """Returns the measurements as a JSON document."""
     document: dict[str, Any] = {
         "dense": _side(result.dense),
         "sparse": _side(result.sparse),

@@ -1,4 +1,4 @@
-"""`cinetile compare --shape-only`: attention's share of a block, and what a whole run gains."""
+"""`cinetile compare --shape-only`: attention's share of a block, and a whole run's speed-up."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ from cinetile.policy import SparsityPolicy
 if TYPE_CHECKING:
     from cinetile.lab.compare.blocks import BlockResult, BlockTimes
 
-# Rounds of an idle machine differ by less.
+# Longest over shortest time above which the machine counts as busy.
 _RESTLESS = 1.3
 
 shape_only_options = stacked(
@@ -54,14 +54,14 @@ shape_only_options = stacked(
         type=int,
         default=1,
         show_default=True,
-        help="With --shape-only: heads of the block, in place of all of the model's.",
+        help="With --shape-only: heads of the timed block; estimates cover all heads of the model.",
     ),
     click.option(
         "--full-width",
         type=click.Choice(tuple(MODELS)),
         default="14B",
         show_default=True,
-        help="With --shape-only: the Wan model whose block it is.",
+        help="With --shape-only: the Wan model whose block is timed.",
     ),
 )
 
@@ -78,19 +78,19 @@ def compare_shapes(
     json_target: str | Path | None = None,
     sample_tokens: int | None = None,
 ) -> None:
-    """Times a block at several token counts, and estimates a whole run from that.
+    """Times a block at several token counts, and estimates a whole run from these times.
 
-    Must be called from within a command, which turns errors on arguments into usage errors.
+    Must be called from within a command, which turns errors about arguments into usage errors.
 
     Args:
-        policy: the sparse side.
+        policy: policy of the sparse block.
         resolutions: names in `RESOLUTIONS`, or token grids by name.
-        heads: of the blocks that run at these token counts.
-        full_width: name in `MODELS`, or the sizes of a model's blocks.
-        repeats: rounds that count; by default fewer for long sequences.
-        implementation: name of the attention kernel; None for the best that can run here.
+        heads: heads of the blocks that run at these token counts.
+        full_width: a name in `MODELS`, or the sizes of a model's blocks.
+        repeats: rounds after the warm-up; by default fewer for long sequences.
+        implementation: name of the attention kernel; None chooses the best that can run here.
         threads: processors to use; None for all usable ones.
-        json_target: where the result goes as JSON; "-" for stdout.
+        json_target: file to write the result to as JSON; "-" for stdout.
         sample_tokens: tokens on which the block at full width is timed; None for the default.
     """
     from cinetile.lab.compare.blocks import BlockConfig, measure_blocks
@@ -195,29 +195,29 @@ def _print(console: Console, result: "BlockResult", document: dict[str, Any]) ->
     restless = max(row["spread"] for row in document["rows"])
     if restless > _RESTLESS:
         console.print(
-            f"The machine was busy: times of the same thing differ by up to {restless:.2f}x, and "
-            "shares and speed-ups\nare no better than that. Measure again when it is idle."
+            f"The machine was busy: times of the same block differ by up to {restless:.2f}x, so "
+            "shares and speed-ups\nare no more precise than that. Measure again when it is idle."
         )
     console.print(_estimated(document))
     console.print(
-        "Estimated: attention's measured time by heads; all else by its operations, at the rate "
-        f"of a block at full\nwidth on {document['sample_tokens']:,} tokens without attention, "
-        "measured in the same rounds; the run from these, without\nwhat is outside the layers. "
-        "Case study: TPU v6e, its own policy.",
+        "Estimated: attention's measured time is scaled by the number of heads; the rest is its "
+        "operations over the rate\nof a block at full width without attention on "
+        f"{document['sample_tokens']:,} tokens, measured in the same rounds. The whole run\n"
+        "contains only the layers. Case study: TPU v6e, its own policy.",
         style="dim",
     )
     console.print()
     console.print(_published(document["published"]))
     console.print(
         "The model of a whole run with the case study's own shares and kernel times; nothing is "
-        "fitted. Its steps are\nnot published: those of the preset aggressive are taken.",
+        "fitted. Its sparse steps\nare not published: the preset aggressive stands in for them.",
         style="dim",
     )
     console.print()
     console.print(_dense_stack(document["dense_stack"]))
     console.print(
-        "A model: maxdiffusion's dense run on v6e-8 (published: 122.2 s at 720p, about 53 ms an "
-        "attention call) with\nstatic estimates of this library's TPU kernel; nothing ran on one.",
+        "A model: maxdiffusion's dense run on v6e-8 (published: 122.2 s at 720p, about 53 ms a "
+        "call) with\nstatic estimates of this library's TPU kernel; nothing ran on a TPU.",
         style="dim",
     )
 
@@ -248,8 +248,8 @@ def _circumstances(result: "BlockResult", document: dict[str, Any]) -> Table:
             *machine_facts(result.machine),
             (
                 "method",
-                "medians of interleaved rounds after a warm-up; attention is the block's time "
-                "less that of the block whose attention adds query, key and value up",
+                "median of interleaved rounds after a warm-up; attention is the block's time minus "
+                "that of a block that adds up query, key and value instead",
             ),
         ]
     )
@@ -322,7 +322,7 @@ def _published(checks: list[dict[str, Any]]) -> Numbers:
         "case study's whole run",
         "attention's share",
         "published",
-        "model, kernels alone",
+        "model, kernels only",
         "off by",
         "model, with overhead",
         "off by",
@@ -345,7 +345,7 @@ def _times_as_fast(speedup: float | None) -> str:
 
 
 def _unstated(rows: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each figure that the measurement does not support."""
+    """Returns a sentence for each figure that the measurement does not support."""
     names = {
         "attention_share": "attention's share",
         "attention_speedup": "the speed-up of attention",

@@ -29,7 +29,7 @@ class ErrorMappingGroup(click.Group):
 
 @contextlib.contextmanager
 def argument_errors() -> Iterator[None]:
-    """Reports the library's errors on arguments as usage errors (exit code 2)."""
+    """Reports the library's errors about arguments as usage errors (exit code 2)."""
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:

@@ -61,7 +61,7 @@ Examples:
 )
 @model_options
 @prompt_options
-@click.option("--fps", type=int, help="Frames a second.  [default: the model's]")
+@click.option("--fps", type=int, help="Frames per second.  [default: the model's]")
 @policy_option("nowhere")
 @implementation_option
 @click.option(
@@ -69,7 +69,7 @@ Examples:
     metavar="AXIS=N,...",
     type=MeshType(),
     help="Devices along the axes data (videos and guidance pairs), sequence (tokens) and heads, "
-    "as in data=2,heads=4; on CPUs made of the machine's processors.  [default: one device]",
+    "as in data=2,heads=4; on CPUs, the devices are virtual.  [default: one device]",
 )
 @click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]")
 @json_option
@@ -93,7 +93,7 @@ def generate_command(
 ) -> None:
     """Make a video from PROMPT with Wan, text to video.
 
-    Everything is checked before any weight is read. Ctrl-C stops and leaves no file.
+    All arguments are checked before any weight is read. Ctrl-C stops without leaving a file.
     """
     from cinetile import _checks
     from cinetile.models.video import require_av, write_video
@@ -138,7 +138,7 @@ def generate_command(
 def _to_document(
     plan: "CallPlan", policy: SparsityPolicy | None, output: "WanPipelineOutput", elapsed: float
 ) -> dict[str, Any]:
-    """What was made and how long it took, as JSON."""
+    """Returns the settings and times of the run as JSON."""
     return {
         "cinetile": cinetile.__version__,
         "machine": dataclasses.asdict(describe_machine()),
@@ -154,7 +154,7 @@ def _to_document(
 
 
 def _count_routes(records: Any) -> dict[str, int]:
-    """Counts the calls of heads that were dense or had each pattern, over all steps and layers."""
+    """Counts how often a head was dense or took each pattern, over all steps and layers."""
     counts: Counter[str] = Counter()
     for record in (part for pair in records for part in pair if part is not None):
         routes = np.asarray(record.routes)
@@ -179,7 +179,7 @@ def _print(console: Console, document: dict[str, Any]) -> None:
     attention = "dense"
     if calls is not None:
         shares = (f"{percent(n / sum(calls.values()))} {name}" for name, n in calls.items())
-        attention = f"sparse; of the heads' calls {', '.join(shares)}"
+        attention = f"sparse; heads' calls: {', '.join(shares)}"
     console.print(
         facts(
             [
@@ -189,7 +189,7 @@ def _print(console: Console, document: dict[str, Any]) -> None:
                 ("prompt", seconds(times["prompt"])),
                 ("denoising", seconds(times["denoising"])),
                 ("decoding", seconds(times["decoding"])),
-                ("in all", seconds(times["all"])),
+                ("total", seconds(times["all"])),
             ]
         )
     )

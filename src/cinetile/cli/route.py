@@ -1,4 +1,4 @@
-"""`cinetile route`: which head a policy sends where, on saved or video-derived arrays."""
+"""`cinetile route`: which pattern a policy gives each head, on saved or video-derived arrays."""
 
 import dataclasses
 import math
@@ -56,7 +56,10 @@ _policy_options = stacked(
         help=f"Fraction of pairs that a band keeps.  [default: {DEFAULT_DENSITY}]",
     ),
     click.option(
-        "--patterns", metavar="A,B", type=NamesType(PATTERN_NAMES), help="What to choose from."
+        "--patterns",
+        metavar="A,B",
+        type=NamesType(PATTERN_NAMES),
+        help="Patterns to route heads to.",
     ),
     click.option(
         "--width-multiple", type=int, help="Band widths are rounded up to a multiple of this."
@@ -68,12 +71,24 @@ _policy_options = stacked(
     click.option("--block-q", type=int, help="Queries in a tile."),
     click.option("--block-kv", type=int, help="Keys in a tile."),
     click.option("--text-tokens", type=int, default=0, help="Text tokens in the same sequence."),
-    click.option("--text-first", is_flag=True, help="They stand before the video, not after it."),
-    click.option("--prompt-length", type=int, help="Text tokens that are no padding."),
+    click.option(
+        "--text-first", is_flag=True, help="Text tokens precede the video instead of following it."
+    ),
+    click.option("--prompt-length", type=int, help="Text tokens that are not padding."),
     click.option("--num-samples", type=int, help="Query rows to sample."),
-    click.option("--num-steps", type=int, help="Steps of the run, where the policy has fractions."),
-    click.option("--num-layers", type=int, help="Layers of the model, likewise."),
-    click.option("--expert", type=click.Choice(EXPERTS), help="Which model of Wan 2.2 it is."),
+    click.option(
+        "--num-steps",
+        type=int,
+        help="Steps of the run; needed if the policy has fractions of steps.",
+    ),
+    click.option(
+        "--num-layers",
+        type=int,
+        help="Layers of the model; needed if the policy has fractions of layers.",
+    ),
+    click.option(
+        "--expert", type=click.Choice(EXPERTS), help="Expert of Wan 2.2 that the layer is part of."
+    ),
 )
 
 _EXAMPLES = """\b
@@ -84,18 +99,22 @@ Examples:
 """
 
 
-@click.command("route", epilog=_EXAMPLES, short_help="Show which head goes to which pattern.")
+@click.command("route", epilog=_EXAMPLES, short_help="Show the pattern of each head.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @grid_options
-@click.option("--clip", metavar="VIDEO", help="Arrays that follow a video's pixels, or 'sample'.")
+@click.option("--clip", metavar="VIDEO", help="Video to derive the arrays from, or 'sample'.")
 @click.option("--heads", type=int, help="Attention heads of a clip.  [default: 4]")
 @click.option("--head-dim", type=int, help="Head size of a clip.  [default: 128]")
 @_policy_options
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Arrays."
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="bfloat16",
+    show_default=True,
+    help="Dtype of the arrays.",
 )
 @implementation_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampled rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampled rows.")
 @click.option("--csv", "csv_path", metavar="PATH", type=OutputType(), help="Write a line per head.")
 @click.option(
     "--picture",
@@ -127,18 +146,20 @@ def route_command(
     json_target: str | Path | None,
     **settings: Any,
 ) -> None:
-    """Show which head goes to which pattern, and what each pattern would get wrong.
+    """Show the pattern of each head, and the error that each pattern would cause.
 
     FILES are .npz or .safetensors files with query, key and value, or folders of such files; the
     step and layer of each are read from its name, as in step3_layer12.npz.
     \f
 
-    Long because its arguments are the options of the command.
+    This function is long because its arguments are the options of the command.
     """  # noqa: D301
     if bool(files) == (clip is not None):
         raise click.UsageError("give either FILES or --clip")
     if clip is None and not heads is head_dim is None:
-        raise click.UsageError("--heads and --head-dim are for --clip; files have their own")
+        raise click.UsageError(
+            "--heads and --head-dim apply only to --clip; FILES determine their own"
+        )
     if not text_tokens:
         refuse_without_effect(
             ("text_first", "prompt_length"), "has an effect only with --text-tokens"
@@ -205,7 +226,7 @@ def _policy(name: str | None, settings: dict[str, Any]) -> SparsityPolicy:
         policy = read_policy(name)
     given = {name: value for name, value in settings.items() if value is not None}
     if policy.rules and "density" in given:
-        raise ValueError(f"density has no say over the rules of the policy {name!r}; edit a copy")
+        raise ValueError(f"density cannot override the rules of policy {name!r}; edit a copy of it")
     return dataclasses.replace(policy, **given)
 
 
@@ -249,8 +270,8 @@ def _print(
             [
                 ("input", shown),
                 ("tokens", str(layer.grid)),
-                ("choices", f"{choices or 'dense alone'}; {policy.mode}"),
-                ("sampled", f"{policy.num_samples} query rows a head"),
+                ("choices", f"{choices or 'dense only'}; {policy.mode}"),
+                ("sampled", f"{policy.num_samples} query rows per head"),
             ]
         )
     )

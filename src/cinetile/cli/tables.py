@@ -1,4 +1,4 @@
-"""Tables of numbers that fit the width of the terminal; no number is ever broken over lines."""
+"""Tables of numbers that fit the terminal's width; a number is never broken over lines."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ class _Column:
 class Numbers:
     """A table of names and right-aligned numbers.
 
-    Where it is wider than the terminal, headings take several lines; then the expendable columns
-    are left out; then every row becomes a list of its numbers.
+    A table that is wider than the terminal gets headings of several lines. If that is not enough,
+    it loses its expendable columns; if it is still too wide, each row becomes a list.
 
     Args:
         first_column: heading of the names.
         *columns: headings of the numbers.
-        expendable: columns to leave out where there is no room, in this order.
+        expendable: columns to leave out of a narrow table, in this order.
     """
 
     def __init__(self, first_column: str, *columns: str, expendable: tuple[str, ...] = ()) -> None:
@@ -60,7 +60,7 @@ class Numbers:
             yield self._table(without=self._expendable[:count], tall=True)
 
     def _table(self, *, without: tuple[str, ...], tall: bool) -> Table:
-        """The table with all headings on one line, or a line for each word of them."""
+        """Returns the table with headings on one line, or with one line per word if `tall`."""
         kept = [place for place, column in enumerate(self._columns) if column.name not in without]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold")
         for place in kept:
@@ -81,7 +81,7 @@ class Numbers:
         return table
 
     def _records(self) -> Iterator[Table | Text]:
-        """Every row as a list of headings and numbers."""
+        """Yields every row as a list of headings and numbers."""
         for cells, style in self._rows:
             record = Table.grid(padding=(0, 2))
             record.add_column(overflow="fold")

@@ -8,14 +8,14 @@ from cinetile.lab.bench.machine import usable_threads
 def restrict_threads(count: int) -> None:
     """Restricts this process, and every thread that it starts from now on, to some processors.
 
-    JAX and PyTorch size their thread pools by that when they first compute, so this must come
-    before. Threads that are running already keep what they had.
+    JAX and PyTorch size their thread pools when they first compute, so call this before they do.
+    Threads that already run keep their processors.
 
     Args:
-        count: processors to keep.
+        count: number of processors to keep.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: `count` is below 1 or above the number of usable processors.
         NotImplementedError: the system cannot restrict processes.
     """
     available = usable_threads()

@@ -1,4 +1,4 @@
-"""`cinetile tpu`: compiles the TPU kernel and estimates its time where there is no TPU."""
+"""`cinetile tpu`: compiles the TPU kernel and estimates its time without a TPU."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ _kernel_options = stacked(
         help=f"Kernels to compile.  [default: {','.join(SOFTMAXES)}]",
     ),
     click.option(
-        "--two-kernels", is_flag=True, help="One kernel for full tiles and one for masked ones."
+        "--two-kernels", is_flag=True, help="One kernel for full tiles and one for masked tiles."
     ),
     click.option(
         "--rivals",
@@ -69,7 +69,7 @@ Examples:
 
 
 @click.command(
-    "tpu", epilog=_EXAMPLES, short_help="Compile for a TPU that is not there; static estimate."
+    "tpu", epilog=_EXAMPLES, short_help="Compile for a TPU without one; static estimate."
 )
 @workload_options
 @_kernel_options
@@ -87,7 +87,7 @@ def tpu_command(
 ) -> None:
     """Compile the TPU kernel ahead of time and estimate its time from the instructions.
 
-    Needs the extra `tpu-aot`; nothing runs on a TPU, and every time is a static estimate.
+    Needs the extra `tpu-aot`. Nothing runs on a TPU; every time is a static estimate.
     """
     if implementation not in (None, "pallas_tpu"):
         raise click.UsageError("--implementation is always pallas_tpu here")

@@ -38,19 +38,23 @@ _search_options = stacked(
         metavar="A,B",
         type=SizeListType(),
         default=(128, 256, 512),
-        help="Queries in a tile to try.  [default: 128,256,512]",
+        help="Tile sizes to try, in queries.  [default: 128,256,512]",
     ),
     click.option(
         "--block-kv",
         metavar="A,B",
         type=SizeListType(),
         default=(128, 256, 512),
-        help="Keys in a tile to try.  [default: 128,256,512]",
+        help="Tile sizes to try, in keys.  [default: 128,256,512]",
     ),
     click.option("--heads", type=int, default=1, show_default=True, help="Attention heads."),
     click.option("--head-dim", type=int, default=128, show_default=True, help="Head size."),
     click.option(
-        "--mode", type=click.Choice(MODES), default="split", show_default=True, help="Of the plans."
+        "--mode",
+        type=click.Choice(MODES),
+        default="split",
+        show_default=True,
+        help="Mode of the plans.",
     ),
     click.option(
         "--repeats", type=int, default=5, show_default=True, help="Rounds after the warm-up."
@@ -83,7 +87,7 @@ def tune_command(
 ) -> None:
     """Search block_q and block_kv together for the sizes that run fastest on this machine.
 
-    Every pair runs once a round, so that their order holds on a noisy machine.
+    Every pair runs once per round, so a change in the machine's speed affects all pairs alike.
     """
     refuse_rounding_without((mode,))
     with argument_errors():
@@ -139,4 +143,4 @@ def _print(console: Console, result: TuneResult) -> None:
     if equal:
         names = ", ".join(f"{row.block_q} x {row.block_kv}" for row in equal)
         reason = result.against_best(equal[0]).reason
-        console.print(f"Not told apart from it ({reason}): {names}.")
+        console.print(f"Not measurably slower ({reason}): {names}.")

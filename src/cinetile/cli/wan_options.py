@@ -1,4 +1,4 @@
-"""Options of the commands that run a Wan pipeline, and what they mean."""
+"""Options that the commands that run a Wan pipeline share."""
 
 import dataclasses
 from pathlib import Path
@@ -18,31 +18,34 @@ model_options = stacked(
         "--model",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="Folder in diffusers' layout.  [default: the small checkpoint that comes along]",
+        help="Folder in diffusers' layout.  [default: the bundled small checkpoint]",
     ),
     click.option(
         "--dtype",
         type=click.Choice(("float32", "bfloat16")),
-        help="Dtype to compute in.  [default: as the weights are stored]",
+        help="Dtype to compute in.  [default: dtype of the stored weights]",
     ),
 )
 
 prompt_options = stacked(
-    click.option("--negative-prompt", metavar="TEXT", help="What guidance leads away from."),
+    click.option("--negative-prompt", metavar="TEXT", help="Prompt that guidance moves away from."),
     click.option("--steps", type=int, help="Denoising steps.  [default: the model's]"),
     click.option(
         "--guidance-scale",
         type=float,
-        help="Weight of the prompt against the negative one; 1 for none.  [default: the model's]",
+        help="Weight of the prompt against the negative prompt; 1 disables guidance.  "
+        "[default: the model's]",
     ),
     click.option(
-        "--guidance-scale-2", type=float, help="The same for Wan 2.2's expert at low noise."
+        "--guidance-scale-2", type=float, help="Guidance scale of Wan 2.2's low-noise expert."
     ),
-    click.option("--flow-shift", type=float, help="Of the noise levels.  [default: the model's]"),
-    click.option("--height", type=int, help="Pixels.  [default: the model's]"),
-    click.option("--width", type=int, help="Pixels.  [default: the model's]"),
+    click.option(
+        "--flow-shift", type=float, help="Shift of the noise levels.  [default: the model's]"
+    ),
+    click.option("--height", type=int, help="Height in pixels.  [default: the model's]"),
+    click.option("--width", type=int, help="Width in pixels.  [default: the model's]"),
     click.option("--num-frames", type=int, help="Frames.  [default: the model's]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the noise."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the noise."),
 )
 
 
@@ -64,7 +67,7 @@ def open_pipeline(
 
 
 def refuse_unused_negative_prompt(plan: "CallPlan") -> None:
-    """Refuses --negative-prompt where no step is guided."""
+    """Refuses --negative-prompt if no step is guided."""
     if plan.negative_prompts is None:
         refuse_without_effect(
             ("negative_prompt",), "has an effect only with a --guidance-scale above 1"
@@ -72,7 +75,7 @@ def refuse_unused_negative_prompt(plan: "CallPlan") -> None:
 
 
 def plan_in_words(plan: "CallPlan") -> str:
-    """What is going to be made; on a large model it takes a while."""
+    """Describes the video to make; printed before a run, which may take long."""
     size, steps = plan.size, len(plan.schedule.timesteps)
     return (
         f"{counted(size.num_frames, 'frame')} of {size.width}x{size.height}, "
@@ -81,12 +84,12 @@ def plan_in_words(plan: "CallPlan") -> str:
 
 
 def size_document(plan: "CallPlan") -> dict[str, Any]:
-    """The size of what is made, as JSON."""
+    """Returns the size of the video as JSON."""
     return dataclasses.asdict(plan.size) | {"tokens": plan.size.grid.num_tokens}
 
 
 def size_facts(size: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same in a table."""
+    """Returns the lines on the size for a table, from `size_document`."""
     return [
         ("video", f"{size['num_frames']} frames of {size['width']}x{size['height']}"),
         ("tokens", f"{size['tokens']:,}"),

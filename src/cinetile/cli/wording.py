@@ -1,4 +1,4 @@
-"""Numbers in words, the same in every table."""
+"""Formatting of numbers, the same in every table."""
 
 
 def milliseconds(value: float) -> str:
@@ -18,7 +18,7 @@ def percent(fraction: float) -> str:
 
 
 def percent_or_dash(fraction: float | None) -> str:
-    """A share, or a dash where the measurement does not support it."""
+    """A share, or a dash if the measurement does not support it."""
     return "-" if fraction is None else percent(fraction)
 
 
