@@ -180,9 +180,9 @@ class TestSources:
         np.testing.assert_array_equal(inputs.query, random_inputs(60, 2, 8, seed=4).query)
 
     def test_path_is_for_files(self):
-        with pytest.raises(ValueError, match="path must be given for files alone"):
+        with pytest.raises(ValueError, match="path must be given only for files"):
             InputSource("random", "x.npz")
-        with pytest.raises(ValueError, match="path must be given for files alone"):
+        with pytest.raises(ValueError, match="path must be given only for files"):
             InputSource("qkv")
 
     @pytest.mark.parametrize(("pattern", "kind"), [("spatial", 0), ("svg-temporal", 1)])

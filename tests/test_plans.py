@@ -475,7 +475,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("mode", ["dense", "naive", "split"])
     def test_rounding_without_aligned(self, mode: Any) -> None:
-        with pytest.raises(ValueError, match=f"rounding is for mode 'aligned' alone.*{mode}"):
+        with pytest.raises(ValueError, match=f"rounding is for mode 'aligned' only.*{mode}"):
             ct.plan_tiles(self.MASK, 4, 4, mode, rounding="row")
 
     def test_balanced_is_the_default_rounding(self) -> None:

@@ -134,7 +134,7 @@ TEXT_FIRST = ct.TokenGrid(3, 2, 4, text_tokens=6, text_first=True)
         (GRID, {"density": 1.1}, r"density must lie in \(0, 1\]"),
         (GRID, {"density": float("nan")}, "density must be finite"),
         (GRID, {"width": -1}, "width must be at least 0"),
-        (TEXT_LAST, {"width": 1}, "'wan' attends to video alone, got grid.text_tokens=6"),
+        (TEXT_LAST, {"width": 1}, "'wan' attends only to video, got grid.text_tokens=6"),
         (TEXT_FIRST, {"width": 1, "model": "hunyuan"}, "text after the video.*grid.text_first"),
         (TEXT_LAST, {"width": 1, "model": "cogvideox"}, "text before the video.*grid.text_first"),
         (GRID, {"width": 1, "prompt_length": 0}, "prompt_length is for model 'hunyuan' only"),

@@ -1,4 +1,4 @@
-"""`attention`: the one call through which every implementation runs."""
+"""`attention`: the public call that runs every implementation."""
 
 import functools
 from collections.abc import Sequence
@@ -60,23 +60,23 @@ def attention(
 ):
     """Scaled dot-product self-attention over the tiles of a plan.
 
-    Arrays are laid out as in `jax.nn.dot_product_attention` and stand in frame-major order,
-    going in and coming out; moving them to the orders that a mask prefers is done inside.
+    Arrays have the layout of `jax.nn.dot_product_attention`. Inputs and outputs are in frame-major
+    order; the implementation moves tokens to the orders of the mask.
 
     Args:
-        query: queries, float32 or bfloat16.
+        query: queries, float32, bfloat16 or float16.
         key: keys, of the same shape and dtype.
         value: values, of the same shape and dtype.
-        plan: what to visit; one plan, or several on one token grid of which `routes` picks one
+        plan: the tiles to visit: one plan, or several on one token grid; `routes` picks a plan
             for each head.
-        routes: index into the plans for each head of each batch row. May be traced; then an
-            index out of range counts as the nearest one in range.
+        routes: index into the plans for each head of each batch row. May be traced; indices
+            out of range are then clipped.
         scale: factor on the logits, from 1e-30 to 1e30; `1 / sqrt(head_dim)` by default.
         implementation: None for the best that can run here, a name, an `Implementation`, or a
             sequence of these of which the first that can run is taken. See `implementations`.
-        prompt_length: text tokens that are no padding, one number or one for each batch row;
-            all of them by default. Padding is never attended, and what its own rows give is
-            finite but means nothing. May be traced; then it is clipped to what the grid has.
+        prompt_length: number of text tokens that are not padding, one number or one for each batch
+            row; all by default. No query attends to padding; output rows of padding are finite but
+            unspecified. May be traced; it is then clipped to the grid's text tokens.
         return_lse: whether to return the log-sum-exp as well.
 
     Returns:
@@ -86,7 +86,7 @@ def attention(
     Raises:
         TypeError: an argument has the wrong type or dtype.
         ValueError: shapes do not fit each other or the plan's grid, or a value is out of range.
-        NotImplementedError: no implementation that was named can run this call.
+        NotImplementedError: no allowed implementation can run this call.
     """
     plans = _check_plans(plan)
     check_arrays(query, key, value, plans[0].grid)

@@ -64,7 +64,7 @@ class TokenGrid:
     ) -> "TokenGrid":
         """Builds the grid of a video by the rounding rules of causal video autoencoders.
 
-        The first frame is encoded alone and every further group of `vae[0]` frames becomes one
+        The first frame is encoded by itself and each further group of `vae[0]` frames becomes one
         latent frame, so a video has `1 + (num_frames - 1) // vae[0]` of them; height and width
         are floored to whole patches.
 

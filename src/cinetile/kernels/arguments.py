@@ -1,4 +1,4 @@
-"""Checks of the arrays that `attention` and what is built on it take alike."""
+"""Checks of the arguments that `attention`, routing and layers share."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _AXES = ("batch", "tokens", "heads", "head_dim")
 
 
 def check_arrays(query: AnyArray, key: AnyArray, value: AnyArray, grid: TokenGrid) -> None:
-    """Raises an error unless these can be query, key and value of self-attention on `grid`.
+    """Checks the query, key and value of self-attention on `grid`.
 
     Raises:
         TypeError: one is no array, or has a dtype that attention does not take.
@@ -69,12 +69,12 @@ def check_scale(scale: float | None, head_dim: int) -> float:
 def check_prompt_length(
     prompt_length: int | Int[AnyArray, "*batch"] | None, batch: int, masks: Sequence[Mask]
 ) -> Int[Array, " batch"] | None:
-    """Returns the text tokens of each batch row that exist; None where nothing is said of them.
+    """Returns the prompt length of each batch row; None if `prompt_length` is None.
 
     Args:
         prompt_length: one number, or one for each batch row.
         batch: rows of the batch.
-        masks: what is to run; all on one token grid.
+        masks: the masks of the call, all on one token grid.
 
     Raises:
         TypeError: the length is no integer.

@@ -1,4 +1,4 @@
-"""What every attention implementation is and does."""
+"""The interface of attention implementations."""
 
 import abc
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cinetile.plans import TilePlan
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """The static facts of one call, by which an implementation says whether it can take it.
+    """Static facts of one call; an implementation decides from them whether it can run the call.
 
     Attributes:
         batch: rows of the batch.
@@ -34,8 +34,8 @@ class AttentionRequest:
 class Implementation(abc.ABC):
     """One way to run attention over tile plans.
 
-    Subclasses take and return arrays in frame-major order; moving tokens to the orders that a
-    plan's mask prefers, and back, is their work, since some can do it on the fly.
+    Subclasses take and return arrays in frame-major order. They move tokens to the orders of a
+    plan's mask and back themselves, since some can do it while they load tiles.
     """
 
     name: ClassVar[str]
@@ -52,7 +52,7 @@ class Implementation(abc.ABC):
 
     @property
     def path(self) -> str:
-        """Which of its code paths runs here; its name where there is but one."""
+        """The code path that runs here; the implementation's name if it has only one."""
         return self.name
 
     @abc.abstractmethod
@@ -60,7 +60,7 @@ class Implementation(abc.ABC):
         """Why it cannot run on this machine at all; None if it can.
 
         Raises:
-            ValueError: a setting that is its own alone is wrong.
+            ValueError: a setting that only this implementation has is wrong.
         """
 
     def unsupported(self, request: AttentionRequest) -> str | None:
@@ -70,7 +70,7 @@ class Implementation(abc.ABC):
 
     @abc.abstractmethod
     def default_blocks(self, num_tokens: int, dtype: str) -> tuple[int, int]:
-        """The `block_q` and `block_kv` that suit it where the caller has no wish."""
+        """The default `block_q` and `block_kv`."""
 
     @abc.abstractmethod
     def attend(
@@ -90,17 +90,17 @@ class Implementation(abc.ABC):
             query: queries in frame-major order.
             key: keys in frame-major order.
             value: values in frame-major order.
-            routes: index into `plans` for each head, possibly traced; None where there is one.
+            routes: index into `plans` for each head, possibly traced; None with a single plan.
             plans: what each route visits.
             scale: factor on the logits.
-            prompt_lengths: text tokens of each batch row that exist, possibly traced: no query
-                attends to those behind, and their own rows may give anything finite. In a
-                plan's key order they are the end of `key_order.text_range`. None where the
-                whole text exists.
+            prompt_lengths: number of text tokens in each batch row that are not padding, possibly
+                traced. No query attends to padding; output rows of padding are finite but
+                unspecified. In a plan's key order, padding is the end of
+                `key_order.text_range`. None without padding.
 
         Returns:
             The output in the dtype of `query` and the natural log-sum-exp of each row's scaled
-            and kept logits in float32; zeros and minus infinity where a row has no key left.
+            and kept logits in float32; zeros and minus infinity for a row without keys.
         """
 
 

@@ -25,19 +25,18 @@ def reference_rows(
     scale: float | None = None,
     prompt_length: int | None = None,
 ) -> tuple[Float[np.ndarray, "rows heads head_dim"], Float[np.ndarray, "rows heads"]]:
-    """Attention of some query rows over the pairs that a plan keeps, plainly and in float64.
+    """Attention of some query rows over the pairs that a plan keeps, in plain float64.
 
-    Memory is O(tokens) however many rows are asked for, so sampled rows of large inputs can be
-    checked too.
+    Memory is O(tokens) for any number of rows, so sampled rows of large inputs can be checked.
 
     Args:
-        query: queries in frame-major order, as all arrays here.
+        query: queries; all arrays are in frame-major order.
         key: keys.
         value: values.
         plan: says which keys each row keeps.
         rows: query positions.
         scale: factor on the logits; `1 / sqrt(head_dim)` by default.
-        prompt_length: text tokens that exist; all of them by default.
+        prompt_length: text tokens that are not padding; all by default.
 
     Returns:
         Output and natural log-sum-exp of each row, float64; zeros and minus infinity for a row

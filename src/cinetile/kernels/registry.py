@@ -29,10 +29,10 @@ class ImplementationStatus:
     Attributes:
         name: what `attention(..., implementation=name)` takes.
         available: whether it can run on this machine.
-        automatic: whether it may be chosen where the caller names none.
+        automatic: whether it can be chosen if the caller names no implementation.
         requirements: what it needs.
         reason: why it is not available; None if it is.
-        path: which of its code paths runs here; None if it is not available.
+        path: the code path that runs here; None if it is not available.
     """
 
     name: str
@@ -81,9 +81,9 @@ def default_blocks(
     Args:
         num_tokens: tokens of the sequence.
         dtype: "float32", "bfloat16" or "float16".
-        implementation: as for `attention`; the first that can run on this machine counts.
-        sparse: whether the tiles have to follow a sparse mask: on a short sequence they are then
-            at most a 16th of it, if the implementation has tiles that small.
+        implementation: as for `attention`; the first that can run on this machine is used.
+        sparse: whether the tiles must follow a sparse mask. On short sequences they are then at
+            most 1/16 of the sequence, if the implementation has tiles that small.
 
     Raises:
         ValueError: the name is unknown.
@@ -114,12 +114,12 @@ def select_implementation(
     Args:
         choice: None for the first automatic one that can run; a name or an `Implementation` for
             exactly that one; a sequence of these for the first of them that can run.
-        request: what is to be run; None to ask only what can run on this machine.
+        request: the call; None to check only what can run on this machine.
 
     Raises:
         TypeError: `choice` is of another type.
         ValueError: a name is unknown or the sequence is empty.
-        NotImplementedError: none of the named ones can run; the message says why for each.
+        NotImplementedError: no allowed implementation can run the call; the message says why.
     """
 
     def reason(candidate: Implementation) -> str | None:
@@ -131,7 +131,7 @@ def select_implementation(
 def first_able(
     candidates: Sequence[Implementation], reason: Callable[[Implementation], str | None]
 ) -> Implementation:
-    """Returns the first implementation that can run here and for which there is no reason not to.
+    """Returns the first implementation that can run here and that `reason` does not refuse.
 
     Args:
         candidates: implementations in order of preference.
@@ -139,7 +139,7 @@ def first_able(
             of those that can run on this machine.
 
     Raises:
-        NotImplementedError: there is none; the message says why for each.
+        NotImplementedError: there is none; the message gives each reason.
     """
     reasons = []
     for candidate in candidates:
@@ -180,7 +180,7 @@ def candidates(choice: ImplementationChoice) -> tuple[Implementation, ...]:
 
 
 def frozen_choice(choice: ImplementationChoice) -> ImplementationChoice:
-    """Returns the choice with a tuple in place of another sequence, so that it is hashable."""
+    """Returns the choice in hashable form: a sequence becomes a tuple."""
     if isinstance(choice, Sequence) and not isinstance(choice, str):
         return tuple(choice)
     return choice

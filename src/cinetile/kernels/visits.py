@@ -1,4 +1,4 @@
-"""A plan's tiles as loops want them: for each outer tile, its inner tiles in sections by kind."""
+"""The loop order of a plan's tiles: for each outer tile, its inner tiles grouped by kind."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from cinetile.plans import TileKind, TilePlan
 
 @dataclass(frozen=True, eq=False)
 class Visits:
-    """Inner tiles that each outer tile visits: pairs of full ones, single full ones, masked ones.
+    """Inner tiles that each outer tile visits: pairs of full, single full, and masked tiles.
 
     Attributes:
         pair_start: where the pairs of each outer tile start in `inner`. A pair stands for two
@@ -30,9 +30,9 @@ class Visits:
 
 
 def key_visits(plan: TilePlan, *, pairs: bool, mask_prompt: bool = False) -> Visits:
-    """Key tiles that each query tile visits; on request, neighbouring full ones in pairs.
+    """Key tiles that each query tile visits; with `pairs`, neighbouring full tiles form pairs.
 
-    With `mask_prompt`, tiles that hold text are among the masked ones whatever the plan says.
+    With `mask_prompt`, all tiles that hold text are masked, also those that the plan has as full.
     """
     q, kv, masked = plan.tile_q, plan.tile_kv, _masked(plan, mask_prompt)
     first_of_pair = _first_of_pair(q, kv, masked) if pairs else np.zeros_like(masked)
@@ -40,7 +40,7 @@ def key_visits(plan: TilePlan, *, pairs: bool, mask_prompt: bool = False) -> Vis
 
 
 def query_visits(plan: TilePlan, *, mask_prompt: bool = False) -> Visits:
-    """Query tiles that each key tile visits: the same tiles seen from the keys, none in pairs."""
+    """Query tiles that each key tile visits: the transposed list, without pairs."""
     masked = _masked(plan, mask_prompt)
     no_pairs = np.zeros_like(masked)
     return _sections(plan.tile_kv, plan.tile_q, masked, no_pairs, plan.geometry.num_kv_tiles)

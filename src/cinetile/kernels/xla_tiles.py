@@ -28,7 +28,7 @@ class _Softmax(NamedTuple):
     Attributes:
         maximum: largest unscaled score so far.
         total: sum of the weights so far, relative to `maximum`.
-        accumulator: weighted sum of the values so far, likewise.
+        accumulator: weighted sum of the values so far.
     """
 
     maximum: Float[Array, " block_q"]
@@ -44,18 +44,18 @@ def tile_attention(
     plan: TilePlan,
     scale: float,
 ) -> tuple[Float[Array, "tokens head_dim"], Float[Array, " tokens"]]:
-    """Attention of one head, its tokens in the orders of the plan's mask.
+    """Attention of one head with tokens in the orders of the plan's mask.
 
     Every query tile runs three loops: over pairs of neighbouring full tiles, which share one
     update of the softmax, over single full tiles, and over masked ones. Only the last holds mask
     arithmetic. Heads are not batched into one product: XLA's CPU backend spreads a product
-    over cores by the size of its matrices alone, so tiles should be large instead.
+    over cores only by the size of its matrices, so tiles should be large instead.
 
     Args:
         query: queries.
         key: keys.
         value: values.
-        prompt_length: text tokens that exist; None for all of them.
+        prompt_length: text tokens that are not padding; None without padding.
         plan: the tiles to visit.
         scale: factor on the logits, above 0.
 

@@ -1,6 +1,6 @@
 """How far a video is from another one, frame by frame.
 
-Videos are `[frames, height, width, channels]` with pixels in [0, 1]. `psnr` needs numpy alone;
+Videos are `[frames, height, width, channels]` with pixels in [0, 1]. `psnr` needs only numpy;
 `ssim` and `flip` need the extra `metrics`.
 """
 

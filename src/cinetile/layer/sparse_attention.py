@@ -49,11 +49,11 @@ class SparseAttention:
             devices are padded inside.
         implementation: as for `attention`.
         num_steps: denoising steps of a run; needed where the policy has fractions of them.
-        num_layers: layers of the model, likewise.
+        num_layers: layers of the model, needed for fractions of layers.
         expert: "high_noise" or "low_noise" for the two models of Wan 2.2.
         dtype: of the arrays, by which tile sizes are chosen where the policy leaves them open.
         planned: the plans; made from the rest.
-        layout: how the arrays lie on the mesh, likewise; None without one.
+        layout: how the arrays are sharded over the mesh; None without a mesh.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -142,11 +142,11 @@ class SparseAttention:
 
         Args:
             query: queries in frame-major order, as for `attention`.
-            key: keys, likewise.
-            value: values, likewise.
+            key: keys, of the same shape.
+            value: values, of the same shape.
             step: index of the denoising step, from 0; may be traced, and is then clipped to the
                 run.
-            layer: index of the layer, likewise. A step or layer that is a plain int compiles
+            layer: index of the layer. A step or layer that is a plain int compiles
                 only what can occur there.
             rng: key of the sampled rows. One for the whole run will do: step and layer are folded
                 into it.

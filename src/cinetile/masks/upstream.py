@@ -86,7 +86,7 @@ def svg_mask(
 
 def _check_text(grid: TokenGrid, model: str, prompt_length: int | None) -> None:
     if model == "wan" and grid.text_tokens:
-        raise ValueError(f"model 'wan' attends to video alone, got {grid.text_tokens=}")
+        raise ValueError(f"model 'wan' attends only to video, got {grid.text_tokens=}")
     if grid.text_tokens and grid.text_first != (model == "cogvideox"):
         place = "before" if model == "cogvideox" else "after"
         raise ValueError(f"model {model!r} has its text {place} the video, got {grid.text_first=}")

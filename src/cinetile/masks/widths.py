@@ -27,7 +27,7 @@ def width_from_density(
         The width in tokens; at most `num_tokens`.
 
     Raises:
-        ValueError: a number is out of range, or the text alone takes more than `density`.
+        ValueError: a number is out of range, or the text by itself takes more than `density`.
     """
     num_tokens = _checks.integer("num_tokens", num_tokens, minimum=1)
     text_tokens = _checks.integer("text_tokens", text_tokens, minimum=0, maximum=num_tokens)

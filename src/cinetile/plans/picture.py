@@ -22,7 +22,7 @@ def downsample(
     Args:
         tile_map: state of each tile.
         rows: rows of the coarse map; no more than there are are used.
-        columns: columns of the coarse map, likewise.
+        columns: columns of the coarse map.
     """
     rows, columns = min(rows, tile_map.shape[0]), min(columns, tile_map.shape[1])
     row_starts = np.arange(rows) * tile_map.shape[0] // rows

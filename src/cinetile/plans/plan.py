@@ -291,7 +291,7 @@ def plan_tiles(
     Args:
         mask: what each query keeps.
         block_q: queries in a tile, from 1.
-        block_kv: keys in a tile, likewise.
+        block_kv: keys in a tile, from 1.
         mode: see above.
         rounding: how an aligned plan rounds boundary tiles: "balanced" (default, the pair budget
             of the whole plan), "row" (of each query tile), "nearest" (at least half covered) or
@@ -310,7 +310,7 @@ def plan_tiles(
     _checks.choice("mode", mode, MODES)
     if rounding is not None:
         if mode != "aligned":
-            raise ValueError(f"rounding is for mode 'aligned' alone, got {mode=}")
+            raise ValueError(f"rounding is for mode 'aligned' only, got {mode=}")
         _checks.choice("rounding", rounding, ROUNDINGS)
     elif mode == "aligned":
         rounding = "balanced"

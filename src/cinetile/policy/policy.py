@@ -1,4 +1,4 @@
-"""`SparsityPolicy`: everything about sparse attention in a model that is a matter of choice."""
+"""`SparsityPolicy`: the settings of sparse attention in a model."""
 
 import dataclasses
 import os
@@ -30,12 +30,12 @@ LOWEST_SAFE_DENSITY = 0.2
 
 @dataclass(frozen=True)
 class DensityRule:
-    """A density that holds for some steps, layers, an expert or a pattern alone.
+    """A density for some steps, layers, an expert or a pattern only.
 
     Attributes:
         density: fraction of pairs that the band keeps, in (0, 1].
         steps: `(start, stop)`, as in `SparsityPolicy`; None for all steps.
-        layers: likewise.
+        layers: `(start, stop)` in the same form; None for all layers.
         expert: "high_noise" or "low_noise" (Wan 2.2); None for any model.
         pattern: one of the policy's patterns; None for all.
 
@@ -64,7 +64,7 @@ class DensityRule:
 
 @dataclass(frozen=True)
 class SparsityPolicy:
-    """Which steps and layers attend sparsely, with which patterns, and how sparsely.
+    """Which steps and layers use sparse attention, with which patterns and densities.
 
     Steps and layers are given as half-open intervals `(start, stop)`: ints are indices, floats
     in [0, 1] fractions of the run's steps or the model's layers (made whole as
@@ -72,12 +72,12 @@ class SparsityPolicy:
     stand for `[[0, x]]`.
 
     Attributes:
-        density: fraction of pairs that a pattern's band keeps, in (0, 1], where no rule says
-            otherwise. The sink comes on top.
-        rules: other densities; where several hold, the last one counts.
-        dense_steps: steps in which every head attends densely. Denoising fixes layout and motion
+        density: fraction of pairs that a pattern's band keeps, in (0, 1]; rules override it. The
+            sink is added to it.
+        rules: other densities; the last rule that applies wins.
+        dense_steps: steps with dense attention in every head. Denoising fixes layout and motion
             early, so a dense warm-up pays.
-        dense_layers: layers in which every head attends densely.
+        dense_layers: layers with dense attention in every head.
         patterns: what a head can be routed to, by the names of `PATTERNS` or as `Pattern` objects:
             "spatial" and "temporal" are the library's masks, "svg-spatial" and "svg-temporal"
             those of Sparse VideoGen (for Wan on grids without text, HunyuanVideo with text after
@@ -87,11 +87,11 @@ class SparsityPolicy:
         rounding: how aligned plans round boundary tiles.
         block_q: queries in a tile; None for what suits the implementation and, on grids under
             8,192 tokens, the mask.
-        block_kv: keys in a tile, likewise.
+        block_kv: keys in a tile; None as for `block_q`.
         width_multiple: band widths are rounded up to a multiple of this; by default 128, or on
             grids under 4,096 tokens a smaller power of two. svg patterns keep upstream's 128.
         num_samples: query rows on which a head is routed.
-        first_tokens: the rows are drawn from so many first video tokens; None for all.
+        first_tokens: the rows are drawn from this many first video tokens; None for all.
         probe: "plan" routes by the pairs that will run, "svg" by the patterns' probes: upstream's
             masks of two frames, whatever the density.
         fraction_rounding: "up" or "down": how fractions of steps and layers become whole.
@@ -221,7 +221,7 @@ class SparsityPolicy:
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> "SparsityPolicy":
-        """Reads a policy from a `.json`, `.yaml` or `.yml` file; what it leaves out is default.
+        """Reads a policy from a `.json`, `.yaml` or `.yml` file; missing settings are defaults.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -261,7 +261,7 @@ class SparsityPolicy:
             step: index of the denoising step, from 0.
             layer: index of the layer, from 0.
             num_steps: steps of the run; needed where the policy has fractions of them.
-            num_layers: layers of the model, likewise.
+            num_layers: layers of the model, needed for fractions of layers.
             expert: "high_noise" or "low_noise" for Wan 2.2; None for other models.
         """
         rounding = self.fraction_rounding

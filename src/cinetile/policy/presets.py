@@ -21,7 +21,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "mode": "split",
     },
     # Published for Wan 2.2 by the port to TPUs: 0.50 and 0.20, sparse in steps 11 to 39 of 40 and
-    # layers 1 to 39 of 40. Ours: 0.35 where there is one expert alone.
+    # layers 1 to 39 of 40. Ours: 0.35 for models with one expert.
     "moderate": {
         "density": 0.35,
         "rules": (

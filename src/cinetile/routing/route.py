@@ -1,4 +1,4 @@
-"""`route_heads`: each head to the pattern that changes its output least."""
+"""`route_heads` assigns each head the pattern that changes its output least."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ AnyKey = Key[Array, ""] | UInt32[Array, "2"]
 
 
 class HeadRoutes(NamedTuple):
-    """Which pattern suits each head, and what each pattern would get wrong there.
+    """The pattern of each head and the error of each candidate pattern.
 
     Attributes:
         routes: index of the pattern with the smallest finite error, `[batch, heads]`; 0 where no
@@ -38,7 +38,7 @@ class HeadRoutes(NamedTuple):
 
     @property
     def are_known(self) -> Bool[Array, "batch heads"]:
-        """Whether any pattern of a head has a finite error, so that its route means something."""
+        """Whether any pattern of a head has a finite error; otherwise its route is arbitrary."""
         return jnp.isfinite(self.errors).any(axis=-1)
 
 
@@ -55,25 +55,26 @@ def route_heads(
     scale: float | None = None,
     prompt_length: int | Int[AnyArray, "*batch"] | None = None,
 ) -> HeadRoutes:
-    """Finds the pattern that suits each head by attention of a few sampled query rows.
+    """Finds the pattern of each head from the attention of a few sampled query rows.
 
-    The rows' dense attention is computed once, every pattern's from the same scores, and the
-    pattern whose output has the smallest mean squared error wins; among equals the first. Padding
-    (see `prompt_length`) counts for nothing, whatever it holds. Time
-    is that of the sampled rows of dense attention, memory O(samples x tokens): one head after
-    the other. No gradient flows through it.
+    The scores of the sampled rows are computed once; dense attention and each pattern use them.
+    The pattern whose output has the smallest mean squared error wins, the first one in a tie.
+    Padding (see `prompt_length`) is ignored, whatever it holds. Heads run one after the other:
+    time is that of dense attention on the sampled rows, memory O(samples x tokens). No gradient
+    flows through the routes.
 
     Args:
-        query: queries in frame-major order, as for `attention`; float32 or bfloat16.
+        query: queries in frame-major order, as for `attention`.
         key: keys, of the same shape and dtype.
-        value: values, likewise.
-        masks: candidates on one grid. A mask stands for its own pairs; a tile plan for those
-            that it will run, which for an aligned plan are others.
-        num_samples: query rows to sample, one from each of so many equal parts of the video.
-        rows: query rows to take instead, frame-major positions; `rng` and `first_tokens` then
-            count for nothing. May be traced; then a row out of range counts as the nearest one.
+        value: values, of the same shape.
+        masks: candidates on one grid. A mask is scored by its pairs, a tile plan by the pairs that
+            it runs, which differ from its mask's pairs in aligned mode.
+        num_samples: number of query rows to sample, one from each of as many equal parts of
+            the video.
+        rows: query rows to use instead of a sample, frame-major positions; `rng` and `first_tokens`
+            are then ignored. May be traced; rows out of range are then clipped.
         rng: key of the sample; equal keys give equal routes. Not needed with `rows`.
-        first_tokens: samples are drawn from so many first video tokens alone, as upstream does
+        first_tokens: samples are drawn only from this many first video tokens, as upstream does
             from 10,000; from all of them by default.
         scale: factor on the logits; `1 / sqrt(head_dim)` by default.
         prompt_length: as for `attention`.

@@ -42,8 +42,8 @@ class Family:
     Attributes:
         name: for tables and errors.
         models: names of the transformers' classes.
-        pipelines: names of pipelines that it is meant for; for the table alone, as any pipeline
-            with such a transformer will do.
+        pipelines: names of pipelines that it is meant for, for tables only: any pipeline with
+            this transformer is accepted.
         self_attention: where the layers are, in the order in which they run: paths of modules
             in which `*` stands for the members of a list.
         video_grid: gives the grid of the video's tokens in a call.

@@ -97,8 +97,8 @@ class TensorAttention:
         Args:
             query: queries `[batch, tokens, heads, head_dim]` in frame-major order, with any
                 strides; copied if features are not adjacent.
-            key: keys, likewise.
-            value: values, likewise.
+            key: keys, of the same shape.
+            value: values, of the same shape.
             step: index of the denoising step.
             layer: index of the layer.
             scale: factor on the logits.

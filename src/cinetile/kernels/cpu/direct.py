@@ -114,9 +114,9 @@ class DirectAttention:
 
         Args:
             query: queries in frame-major order.
-            key: keys, likewise.
-            value: values, likewise.
-            output: where the output goes, likewise; must overlap none of the others.
+            key: keys, of the same form.
+            value: values, of the same form.
+            output: where the output goes, of the same form; must not overlap the others.
             dtype: of all four, "float32", "bfloat16" or "float16".
             head_dim: features of a head.
             routes: index into the plans for each head of each batch row.

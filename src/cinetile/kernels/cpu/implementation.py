@@ -1,4 +1,4 @@
-"""The CPU implementation: what it needs, its call and its gradients."""
+"""The native CPU implementation: requirements, call and gradients."""
 
 import functools
 import os
@@ -22,13 +22,14 @@ PATH_VARIABLE = "CINETILE_CPU_PATH"
 class CpuImplementation(Implementation):
     """Exact block-sparse attention in C++, compiled for several kinds of processors.
 
-    Reads and writes frame-major arrays in the orders of each plan, so that no pass moves tokens.
+    It reads and writes frame-major arrays directly in the orders of each plan: no separate pass
+    moves tokens.
     Gradients are those of the portable implementation.
 
     Args:
-        path: which code to run, one of those that `load_library` lists. By default the one that
-            the environment variable CINETILE_CPU_PATH names, or else the fastest; the variable
-            is read when a call is compiled.
+        path: the code path to run, one of those that `load_library` lists. By default the path in
+            the environment variable CINETILE_CPU_PATH, or else the fastest path; the variable is
+            read when a call is compiled.
     """
 
     name: ClassVar[str] = "cpu"
@@ -107,7 +108,7 @@ def _attend(
 
 
 def _batched_call(path: str, plans: tuple[TilePlan, ...], scale: float) -> Any:
-    """The call of the library; `jax.vmap` makes its batch longer instead of looping over it."""
+    """The call of the library; `jax.vmap` adds to its batch dimension instead of looping."""
 
     @jax.custom_batching.custom_vmap
     def call(*arrays: Array) -> Any:

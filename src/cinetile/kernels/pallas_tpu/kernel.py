@@ -244,7 +244,7 @@ def _each_unit(
 
 
 def _repeat(count: int, body: Callable[[Scalar], None]) -> None:
-    """A rolled loop, or the body alone where it runs once."""
+    """A rolled loop, or only the body if it runs once."""
     if count == 1:
         body(0)
     else:

@@ -87,7 +87,7 @@ class LadderRow:
     Attributes:
         mode: "dense", "naive", "split" or "aligned".
         implementation: name of the kernel that ran.
-        path: which of its code paths; the name again where there is but one.
+        path: its code path; the name again if it has only one.
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.
@@ -99,7 +99,7 @@ class LadderRow:
         tiles_visited: tiles that ran.
         tiles_masked: tiles that ran with a mask.
         max_abs_error: against the float64 reference of the pairs that this row keeps.
-        rel_error: likewise, relative: what the kernel itself gets wrong.
+        rel_error: the same error, relative: the error of the kernel itself.
         rel_error_vs_exact: against the reference of the exact mask.
         rel_error_vs_dense: against the reference of dense attention.
     """

@@ -13,7 +13,7 @@ from cinetile.lab.bench.reference import relative_error
 class MaskErrors:
     """Relative errors between exact outputs under different masks, on sampled rows.
 
-    They come from the float64 reference alone, so they hold for every kernel.
+    Both outputs come from the float64 reference, so the errors hold for every kernel.
 
     Attributes:
         input: the input in words.

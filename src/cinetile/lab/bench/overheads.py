@@ -25,7 +25,7 @@ class OverheadRow:
     Attributes:
         mode: "routing" or "placement".
         implementation: name of the kernel that it serves.
-        path: which of its code paths; the name again where there is but one.
+        path: its code path; the name again if it has only one.
         ms_median: median wall time of a call.
         ms_min: shortest.
         ms_max: longest.

@@ -64,7 +64,7 @@ def max_abs_error(output: Rows, reference: Rows) -> float:
 def relative_error(output: Rows, reference: Rows) -> float:
     """Norm of the difference over the norm of the reference, over all rows and heads.
 
-    The norm of the difference alone where the reference is zero everywhere.
+    Only the norm of the difference if the reference is zero everywhere.
     """
     difference = float(np.linalg.norm((output - reference).ravel()))
     return difference / (float(np.linalg.norm(reference.ravel())) or 1.0)

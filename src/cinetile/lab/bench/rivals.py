@@ -1,6 +1,6 @@
 """PyTorch's attention on the same inputs, to measure beside the library's own.
 
-PyTorch is imported here alone, and only when a rival is asked for.
+PyTorch is imported only if a rival is requested.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class RivalRow:
         no_speedup_reason: why `speedup_vs_dense` is None; None where it is not.
         kept_fraction: pairs that it computes and keeps.
         max_abs_error: against the float64 reference of the pairs that it keeps.
-        rel_error: likewise, relative.
+        rel_error: the same error, relative.
         rel_error_vs_exact: against the exact mask's reference.
         rel_error_vs_dense: against the dense reference.
     """

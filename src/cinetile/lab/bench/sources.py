@@ -33,7 +33,7 @@ class InputSource:
         _checks.choice("kind", self.kind, _KINDS)
         _checks.integer("seed", self.seed, minimum=0)
         if (self.path is None) != (self.kind == "random"):
-            raise ValueError(f"path must be given for files alone, got {self.path!r} {self.kind=}")
+            raise ValueError(f"path must be given only for files, got {self.path!r} {self.kind=}")
 
 
 def load_inputs(

@@ -101,7 +101,7 @@ class TuneResult:
         workload: what was computed.
         mode: mode of the plans.
         implementation: name of the kernel that ran.
-        path: which of its code paths; the name again where there is but one.
+        path: its code path; the name again if it has only one.
         repeats: rounds that counted.
         rows: one for each pair of sizes, the fastest first.
     """

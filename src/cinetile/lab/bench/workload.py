@@ -30,8 +30,8 @@ class Workload:
         heads: attention heads.
         head_dim: features of a head.
         dtype: "bfloat16", "float32" or "float16".
-        block_q: queries in a tile; None until `with_blocks` chooses.
-        block_kv: keys in a tile, likewise.
+        block_q: queries in a tile; None until `with_block_sizes` chooses.
+        block_kv: keys in a tile; None as for `block_q`.
         rounding: how aligned plans round boundary tiles.
     """
 

@@ -171,7 +171,7 @@ class FullWidthBlock:
 
     Attributes:
         dense_attention_ms: measured on few heads and multiplied.
-        sparse_attention_ms: likewise.
+        sparse_attention_ms: the same for sparse attention.
         rest_ms: operations over the rate that was measured on a short stretch of tokens.
     """
 
@@ -219,7 +219,7 @@ class BlockResult:
         config: what was timed.
         machine: where it ran.
         implementation: name of the attention kernel that ran.
-        path: which of its code paths; the name again where there is but one.
+        path: its code path; the name again if it has only one.
         rows: one for each grid.
     """
 

@@ -117,7 +117,7 @@ class AttentionCall:
         num_tokens: the length at which the times hold.
         dense_ms: the dense kernel.
         sparse_ms: the sparse kernel.
-        overhead_ms: what comes on top of the sparse kernel alone: routing, moving tokens,
+        overhead_ms: what a sparse call takes besides its kernel: routing, moving tokens,
             communication.
     """
 
@@ -147,7 +147,7 @@ class PublishedCheck:
         resolution: name of the video's size.
         attention_share: published; the model takes it.
         published: end-to-end speed-up, published.
-        of_kernels: end-to-end speed-up by the model where a sparse call costs its kernel alone.
+        of_kernels: end-to-end speed-up by the model if a sparse call takes only its kernel's time.
         with_overhead: the same where routing, permutation and communication come on top.
     """
 
@@ -172,7 +172,7 @@ def check_published(policy: SparsityPolicy | None = None) -> tuple[PublishedChec
     """Holds the model against the published runs; nothing in it is fitted to them.
 
     Which steps and layers were sparse is not published: the policy says it. Kernel times are
-    published for 720p alone and scaled to other lengths. The dense call gets no overhead, though
+    published only for 720p and scaled to other lengths. The dense call gets no overhead, though
     in truth it communicates too, so `with_overhead` is on the low side.
 
     Args:
