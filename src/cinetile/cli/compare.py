@@ -125,7 +125,7 @@ def compare_command(
     estimates the speed-up of a whole run.
     \f
 
-    This function is long because its arguments are the options of the command.
+    Long because its arguments are the options of the command.
     """  # noqa: D301
     if shape_only:
         _refuse_options_of_videos()

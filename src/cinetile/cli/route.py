@@ -152,7 +152,7 @@ def route_command(
     step and layer of each are read from its name, as in step3_layer12.npz.
     \f
 
-    This function is long because its arguments are the options of the command.
+    Long because its arguments are the options of the command.
     """  # noqa: D301
     if bool(files) == (clip is not None):
         raise click.UsageError("give either FILES or --clip")
