@@ -1,6 +1,7 @@
 """Policies: what they say about each step and layer, their files, and the plans they ask for."""
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -109,9 +110,12 @@ class TestPresets:
         """33 steps: the first 6 are dense, not 7."""
         policy = ct.SparsityPolicy.preset(name)
         for count in range(1, 101):
-            found = levels(policy, count, count)
-            assert sum(row[-1] is None for row in found) == math.floor(fraction * count)
-            assert sum(level is None for level in found[-1]) == math.floor(0.03 * count)
+            of = functools.partial(policy.densities, num_steps=count, num_layers=count)
+            last = count - 1
+            dense_steps = sum(of(step, last) is None for step in range(count))
+            dense_layers = sum(of(last, layer) is None for layer in range(count))
+            assert dense_steps == math.floor(fraction * count)
+            assert dense_layers == math.floor(0.03 * count)
 
     def test_svg_hunyuan_is_what_was_published(self) -> None:
         policy = ct.SparsityPolicy.preset("svg-hunyuan")
